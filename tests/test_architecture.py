@@ -272,7 +272,7 @@ def test_the_core_dependencies_are_the_agreed_ones() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[><=]", entry)[0] for entry in project["dependencies"]}
-    assert names == {"click", "cloudpickle", "psutil", "pydantic", "pyyaml", "rich"}
+    assert names == {"click", "cloudpickle", "psutil", "pyyaml", "rich"}
     extras = {"ray", "tables", "lance", "gpu", "recipes", "files", "models", "dev"}
     assert set(project["optional-dependencies"]) == extras
     assert project["optional-dependencies"]["ray"][0].startswith("ray>")

@@ -401,7 +401,7 @@ def test_every_key_of_a_recipe_is_on_the_page_with_its_meaning() -> None:
     text = RECIPES.read_text(encoding="utf-8")
     table = text.partition("\n## Keys\n")[2].partition("\n## Operators\n")[0]
     assert [line for line in table.splitlines() if line.startswith("| `")] == [
-        f"| `{key}` | {what} |" for key, (_, _, what) in file_keys.TOP_LEVEL_KEYS.items()
+        f"| `{field.name}` | {field.description} |" for field in file_keys.RECIPE_FILE.fields
     ]
     assert [key for key in sorted(file_keys.OPERATOR_KEYS) if f"`{key}`" not in table] == []
 

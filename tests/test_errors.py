@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +71,7 @@ def test_a_problem_with_nothing_but_a_message_is_one_line() -> None:
     assert Problem("DT001", "no").render() == "error[DT001] no"
 
 
-def test_a_problem_can_be_told_where_it_is() -> None:
+def test_a_problem_can_get_a_place() -> None:
     problem = Problem("DT001", "no", ("because",), ("yes",))
     placed = problem.at("f.yaml:1:2")
     assert placed.render().startswith("error[DT001] f.yaml:1:2  no\n")
@@ -86,7 +88,7 @@ def test_a_problem_is_plain_data_too() -> None:
     }
 
 
-def test_an_error_says_all_of_its_problems() -> None:
+def test_the_text_of_an_error_has_all_problems() -> None:
     other = Problem("DT102", "and another")
     error = InfeasibleError([TOO_MANY_GPUS, other])
     assert str(error) == f"{TOO_MANY_GPUS.render()}\n{other.render()}"
@@ -100,7 +102,7 @@ def test_one_problem_or_several_make_an_error() -> None:
     assert ConfigError(problem for problem in [TOO_MANY_GPUS]).problems == one.problems
 
 
-def test_an_error_without_a_problem_is_our_own_bug() -> None:
+def test_an_error_without_a_problem_is_a_bug() -> None:
     with pytest.raises(AssertionError):
         ConfigError([])
 
@@ -118,7 +120,7 @@ def test_a_pickled_error_keeps_its_kind_and_its_problems(kind: type[DovetailErro
 
 
 @given(st.lists(st.builds(Problem, *[st.text()] * 2, *[st.lists(st.text()).map(tuple)] * 2, st.text()), min_size=1))
-def test_whatever_its_problems_say_an_error_survives_pickling(problems: list[Problem]) -> None:
+def test_an_error_with_any_text_survives_pickling(problems: list[Problem]) -> None:
     back = pickle.loads(pickle.dumps(DovetailError(problems)))
     assert back.problems == tuple(problems)
     assert str(back) == str(DovetailError(problems))
@@ -182,3 +184,94 @@ def test_only_a_known_word_is_ever_suggested(word: str, known: list[str]) -> Non
     assert said == "" or said in {f" (did you mean {name!r}?)" for name in known}
     if word and word.casefold() in {name.casefold() for name in known}:
         assert said
+
+
+# ---- no code reads a sentence
+
+SENTENCE_METHODS = {
+    *("replace", "partition", "rpartition", "split", "rsplit", "startswith", "endswith"),
+    *("removeprefix", "removesuffix", "find", "index", "count"),
+}
+TEXT_ATTRIBUTES = {"message", "fixes", "fix_texts", "evidence"}
+FOREIGN_MESSAGES = {
+    "backfill.lance_client.error_text": "Lance",
+    "data.readers.file_discovery.file_system": "fsspec",
+    "engines.ray.message_handlers._on_agent_died": "Ray",
+    "engines.ray.message_handlers.is_node_error": "Ray",
+    "engines.ray.message_handlers.is_runtime_env_error": "Ray",
+    "cli.simulate._problem_for_command_line": "",
+}
+"""Functions that read messages of other libraries, which have no fields for what is needed -> the library."""
+
+
+class SentenceReaders(ast.NodeVisitor):
+    """Functions that search or rewrite the text of an error."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self.found: set[str] = set()
+        self.function: list[str] = []
+        self.texts: list[set[str]] = [set()]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.function.append(node.name)
+        self.texts.append(set())
+        self.generic_visit(node)
+        self.texts.pop()
+        self.function.pop()
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        for target in node.targets:
+            targets = target.elts if isinstance(target, ast.Tuple) else [target]
+            for name, value in zip(targets, values, strict=False):
+                if isinstance(name, ast.Name) and self.is_text(value):
+                    self.texts[-1].add(name.id)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        match node.func:
+            case ast.Attribute(value=ast.Name(id="re")) if any(map(self.is_text, node.args)):
+                self.report()
+            case ast.Attribute(value=value, attr=method) if method in SENTENCE_METHODS and self.is_text(value):
+                self.report()
+            case ast.Attribute(attr="fullmatch" | "match" | "search" | "sub") if any(map(self.is_text, node.args)):
+                self.report()
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        searched = [
+            right for op, right in zip(node.ops, node.comparators, strict=True) if isinstance(op, ast.In | ast.NotIn)
+        ]
+        if any(map(self.is_text, searched)):
+            self.report()
+        self.generic_visit(node)
+
+    def is_text(self, node: ast.AST) -> bool:
+        """Whether an expression is the text of an error, or a part of it."""
+        match node:
+            case ast.Attribute(attr=attribute):
+                return attribute in TEXT_ATTRIBUTES
+            case ast.Name(id=name):
+                return name in self.texts[-1]
+            case ast.Call(func=ast.Name(id="str" | "repr"), args=[ast.Name(id=name)]):
+                return name in {"error", "problem", "fix", "exception"}
+            case ast.Subscript(value=value):
+                return self.is_text(value)
+            case ast.Call(func=ast.Attribute(value=value)) | ast.BoolOp(values=[value, *_]):
+                return self.is_text(value)
+        return False
+
+    def report(self) -> None:
+        self.found.add(f"{self.module}.{'.'.join(self.function)}")
+
+
+def test_no_code_reads_the_text_of_an_error() -> None:
+    """What a problem is about is data: `Problem.subject`, `Change`, `Call`, `Text`."""
+    source = Path(errors.__file__).parent
+    found: set[str] = set()
+    for file in source.rglob("*.py"):
+        readers = SentenceReaders(".".join(file.relative_to(source).with_suffix("").parts))
+        readers.visit(ast.parse(file.read_text(encoding="utf-8")))
+        found |= readers.found
+    assert sorted(found - FOREIGN_MESSAGES.keys()) == []

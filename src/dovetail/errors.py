@@ -38,7 +38,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 __all__ = [
     "UNSET",
@@ -64,6 +64,7 @@ __all__ = [
     "Text",
     "argument_problem",
     "did_you_mean",
+    "nearest_word",
     "python_literal",
     "short_repr",
 ]
@@ -170,9 +171,9 @@ class Text(str):
     """
 
     __slots__ = ("parts",)
-    parts: tuple[str | Setting | Given | Change | Call, ...]
+    parts: tuple[str | Setting | Given | Subject | Change | Call, ...]
 
-    def __new__(cls, *parts: str | Setting | Given | Change | Call) -> Self:
+    def __new__(cls, *parts: str | Setting | Given | Subject | Change | Call) -> Self:
         text = super().__new__(cls, "".join(map(PYTHON.part, parts)))
         text.parts = parts
         return text
@@ -242,15 +243,21 @@ class Surface:
         """A message, a note or a fix; the parts of a `Text` as this surface spells them."""
         return "".join(map(self.part, text.parts)) if isinstance(text, Text) else text
 
-    def part(self, part: str | Setting | Given | Change | Call) -> str:
+    def part(self, part: str | Setting | Given | Subject | Change | Call) -> str:
         """One part of a `Text`."""
         match part:
             case Setting():
                 return self.name(part.name)
             case Given():
                 return self.given(part)
+            case Subject():
+                return self.subject(part)
             case _:
                 return self.fix(part)
+
+    def subject(self, subject: Subject) -> str:
+        """The thing that a text is about: stage 'caption'."""
+        return f"{subject.kind} {subject.name!r}"
 
     def given(self, given: Given) -> str:
         return f"{self.name(given.name)}={short_repr(given.value)}"
@@ -388,11 +395,17 @@ def argument_problem(code: str, name: str, value: object, kind: str, *examples: 
     return Problem(code, message, fixes=tuple(Change({name: example}) for example in examples))
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """' (did you mean ...?)' for the nearest known word, or nothing."""
+def nearest_word(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most similar; None if none is similar."""
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
-    return f" (did you mean {by_folded[near[0]]!r}?)" if near else ""
+    return by_folded[near[0]] if near else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' (did you mean ...?)' for the nearest known word, or nothing."""
+    near = nearest_word(word, known)
+    return f" (did you mean {near!r}?)" if near is not None else ""
 
 
 def short_repr(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from click.testing import CliRunner, Result
 
 from dovetail.cli.init import PIPELINE, init
-from dovetail.cli.schema import schema
+from dovetail.cli.schema import SCHEMAS, reference_page, schema
 from dovetail.errors import ConfigError
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.units import fuse_stages
@@ -37,6 +37,17 @@ def test_the_schema_is_printed_as_json_on_stdout() -> None:
     assert result.exit_code == 0
     assert json.loads(result.stdout)["title"] == "Dovetail pipeline"
     assert result.stderr == ""
+
+
+def test_every_schema_is_valid_json_with_a_title() -> None:
+    for kind in SCHEMAS:
+        result = CliRunner().invoke(schema, [kind])
+        assert json.loads(result.stdout)["title"] == f"Dovetail {kind}"
+
+
+def test_the_reference_page_is_generated_from_the_declarations() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference.md"
+    assert page.read_text(encoding="utf-8") == reference_page(), "python -m dovetail.cli.schema > docs/reference.md"
 
 
 def test_an_unknown_kind_of_file_is_a_usage_error() -> None:

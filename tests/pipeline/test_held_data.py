@@ -113,14 +113,14 @@ class Strange(decimal.Decimal):
     __repr__ = object.__repr__
 
 
-def test_what_is_no_data_or_has_an_address_is_told_by_its_type() -> None:
+def test_objects_that_are_not_data_are_described_by_their_type() -> None:
     for other in (object(), iter([1]), np.random.default_rng(), Strange()):
         assert describe_data(other) is None
     first, second = np.random.default_rng(1), np.random.default_rng(2)
     assert code_hash(holding(first)) == code_hash(holding(second)), "its state is another in every process"
 
 
-def test_what_is_in_itself_many_times_is_told_once() -> None:
+def test_a_recursive_container_is_described_once() -> None:
     parent: list[Any] = []
     parent += [{"number": n, "parent": parent} for n in range(2000)]
     began = time.process_time()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.recipes import is_recipe
-from dovetail.recipes.file_keys import IGNORED_KEYS, TOP_LEVEL_KEYS
+from dovetail.recipes.file_keys import IGNORED_KEYS, RECIPE_FILE
 from dovetail.recipes.recipe import Recipe
 from recipes.recipe_aids import load, write, wrong
 
@@ -167,7 +167,7 @@ def test_stage_settings_are_checked_and_reported_with_their_line(tmp_path: Path)
     assert "=" not in "".join(problem.message for problem in found)
 
 
-@pytest.mark.parametrize("key", [key for key in TOP_LEVEL_KEYS if key != "process"])
+@pytest.mark.parametrize("key", [key for key in RECIPE_FILE.names if key != "process"])
 def test_every_top_level_key_refuses_wrong_types_and_accepts_null(tmp_path: Path, key: str) -> None:
     (problem,) = wrong(tmp_path, f"{key}: {{no: such}}\nprocess: [text_length_filter]\n")
     assert problem.place == "recipe.yaml:1:1"
@@ -189,7 +189,7 @@ def test_every_top_level_key_refuses_wrong_types_and_accepts_null(tmp_path: Path
         (b"\x00\x01\x02", "not valid YAML"),
         (b"process: [text_length_filter]\nprocess: []\n", "given twice"),
         (b"process: &all [*all]\n", "an alias contains itself"),
-        (b"? [a, b]\n: 1\nprocess: [text_length_filter]\n", "a key must be a word"),
+        (b"? [a, b]\n: 1\nprocess: [text_length_filter]\n", "a key must be a string"),
         (b"process: [!!python/object/apply:os.getcwd []]\n", "not plain data"),
         (b"a: 1\n---\nprocess: [text_length_filter]\n", "not valid YAML"),
     ],
@@ -328,7 +328,7 @@ RECIPES = st.one_of(
     ANYTHING,
     st.fixed_dictionaries(
         {"process": st.one_of(ANYTHING, st.lists(ENTRIES, min_size=1, max_size=4))},
-        optional={key: ANYTHING for key in TOP_LEVEL_KEYS if key != "process"},
+        optional={key: ANYTHING for key in RECIPE_FILE.names if key != "process"},
     ),
     st.fixed_dictionaries(
         {"process": st.lists(st.dictionaries(NAMES, GIVEN, min_size=1, max_size=1), min_size=1, max_size=3)}

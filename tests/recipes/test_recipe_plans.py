@@ -101,7 +101,7 @@ def test_an_operator_larger_than_every_card_is_refused(tmp_path: Path, parameter
 
 def test_two_cards_of_20_gb_hold_four_workers_of_8_gb_not_five(tmp_path: Path) -> None:
     text = "process: [{image_maniqa_filter: {memory: 8GB, num_proc: %s}}]"
-    with pytest.raises(dt.InfeasibleError, match=r"5 workers .* are asked for, 4 fit"):
+    with pytest.raises(dt.InfeasibleError, match=r"5 workers .* are requested, 4 fit"):
         load(tmp_path, text % 5).plan(GPU_CLUSTER)
     for count in ("4", "-1", "[2, 8]"):
         plan = load(tmp_path, text % count).plan(GPU_CLUSTER)

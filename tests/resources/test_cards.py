@@ -107,7 +107,7 @@ def test_an_a10_is_not_taken_for_an_a10g_or_an_a100() -> None:
     assert card_model("A100") is KNOWN_CARDS["A100"]
 
 
-def test_the_four_cards_called_6000_are_told_apart() -> None:
+def test_the_four_models_called_6000_are_different() -> None:
     found = [card_model(name) for name in ("Quadro RTX 6000", "RTX A6000", "RTX 6000 Ada", "RTX PRO 6000")]
     assert found == [KNOWN_CARDS[name] for name in ("RTX6000", "RTXA6000", "RTX6000Ada", "RTXPRO6000")]
 

@@ -293,7 +293,7 @@ def test_an_unknown_card_has_only_what_is_written() -> None:
         ("(4cpu, A100:lots)", "A100", "not a size"),
         ("(4cpu, A100:nvdec=-1)", "A100", "nvdec"),
         ("(4cpu, A100:nvdec=x)", "A100", "nvdec"),
-        ("(4cpu, A100:cores=7)", "A100", "says nothing"),
+        ("(4cpu, A100:cores=7)", "A100", "is not a property of a card"),
         ("(4cpu, ?)", "?", "not a card"),
         ("(4cpu){pool}", "pool", "not a name and a value"),
         ("(4cpu){=gpu}", "=gpu", "not a name and a value"),
@@ -630,7 +630,7 @@ def test_an_error_about_a_whole_file_names_the_file(tmp_path: Path, text: str) -
     assert problems_of_file(path, text).problems[0].place.startswith(str(path))
 
 
-def test_cpus_that_are_kept_back_are_given_to_nobody() -> None:
+def test_reserved_cpus_are_not_given_to_workers() -> None:
     cluster = Cluster.parse("(8cpu, keep 2cpu)")
     assert cluster.nodes[0].usable_cpu_milli == 6000
     assert Ledger(cluster).free[0].cpu_milli == 6000

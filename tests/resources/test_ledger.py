@@ -320,7 +320,7 @@ def test_a_seat_can_be_given_back_as_often_as_it_was_taken_and_no_more() -> None
     ],
     ids=str,
 )
-def test_nobody_frees_what_others_hold_by_taking_less_than_nothing(seat: Seat) -> None:
+def test_a_seat_with_negative_amounts_is_refused(seat: Seat) -> None:
     held = Seat("a", 2, 2, (CardShare(0, 500, 3, 1, 1), CardShare(1, 500)), (("licence", 2),))
     ledger = Ledger(TINY, [held])
     before = snapshot(ledger)

@@ -308,7 +308,7 @@ def test_all_problems_are_reported_at_once() -> None:
             ("DT002", "nvencs"),
             ("DT001", "accelerator"),
             ("DT001", "labels"),
-            ("DT001", "labels"),
+            ("DT001", "labels['pool']"),
             ("DT002", "custom['a']"),
             ("DT001", "custom['b']"),
         ]

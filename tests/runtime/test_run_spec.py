@@ -12,7 +12,7 @@ import pytest
 from dovetail.data.sinks import SinkSpec
 from dovetail.data.sources import SourceSpec
 from dovetail.errors import ConfigError
-from dovetail.pipeline.source_sink import SINK_KEYS, SOURCE_KEYS
+from dovetail.pipeline.source_sink import SINK, SOURCE
 from dovetail.runtime import run_spec as jobs
 
 STAGES = "stages: [{name: a, run: 'job_steps_of_tests:f'}]\n"
@@ -35,8 +35,8 @@ def load(folder: Path, text: str, *sets: str, **typed: Any) -> jobs.RunSpec:
 
 
 def test_the_keys_of_a_file_are_those_of_sources_and_sinks() -> None:
-    assert list(SOURCE_KEYS) == [item.name for item in fields(SourceSpec)]
-    assert list(SINK_KEYS) == [item.name for item in fields(SinkSpec)]
+    assert list(SOURCE.names) == [item.name for item in fields(SourceSpec)]
+    assert list(SINK.names) == [item.name for item in fields(SinkSpec)]
 
 
 def test_paths_of_the_file_start_at_its_folder(folder: Path) -> None:

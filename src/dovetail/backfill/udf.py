@@ -35,7 +35,7 @@ from dovetail.errors import (
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
-from dovetail.pipeline.stage_validation import COUNTS
+from dovetail.pipeline.stage_fields import SLOTS_LIMIT
 from dovetail.resources.resources import Resources
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 BAD_OPTION = "DT440"
 MAX_BATCH_ROWS = 1 << 20
-MAX_SLOTS = COUNTS["slots"][1]
+MAX_SLOTS = SLOTS_LIMIT
 OPTION_ALIASES = {"num_cpus": "cpus", "num_gpus": "gpus"}
 MISPLACED_OPTIONS = {
     "workers": "table.backfill(column, workers=4)",

@@ -12,7 +12,7 @@ from dovetail.errors import UNSET, Call, Change, InfeasibleError, Subject
 from dovetail.observe.profiles import StageMeasurement, write_profiles
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage
-from dovetail.pipeline.stage_validation import check_name
+from dovetail.pipeline.stage_fields import NAME, similar_name
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import format_size
@@ -127,8 +127,7 @@ def run_name(table: str, column: str) -> str:
 
 
 def _valid_name(name: str) -> str:
-    wrong = check_name(name)
-    return name if wrong is None else wrong[1]
+    return name if NAME.accepts(name) else similar_name(name)
 
 
 def run_arguments(arguments: BackfillArguments, table: str, column: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ COMMANDS = {
     "replay": ("dovetail.cli.replay", "Replay a recorded run and compare the decisions."),
     "report": ("dovetail.cli.report", "Write an HTML report of a run."),
     "run": ("dovetail.cli.run", "Run a pipeline or recipe file, or resume a run."),
-    "schema": ("dovetail.cli.schema", "Print the JSON Schema of pipeline or recipe files."),
+    "schema": ("dovetail.cli.schema", "Print the JSON Schema of pipeline, recipe or cluster files."),
     "simulate": ("dovetail.cli.simulate", "Simulate a pipeline on a hypothetical cluster."),
     "status": ("dovetail.cli.status", "Show the progress or result of a run."),
     "trace": ("dovetail.cli.runs", "Export the timeline of a run for Perfetto."),

@@ -1,15 +1,30 @@
-"""`dovetail schema`: JSON Schema of pipeline and recipe files, for editors."""
+"""`dovetail schema`: JSON Schema of pipeline, recipe and cluster files, for editors."""
 
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
-from dovetail.pipeline import schema as pipeline_schema
+from dovetail.pipeline import pipeline_file
+from dovetail.pipeline.error_policy import RETRY
+from dovetail.pipeline.pipeline_file import PIPELINE_FILE
+from dovetail.pipeline.source_sink import LEAF_SINKS, SINK, SINK_FUNCTION, SOURCE, SOURCE_FUNCTION
+from dovetail.pipeline.stage_fields import STAGE
 from dovetail.recipes import schema as recipe_schema
+from dovetail.recipes.file_keys import OPERATOR, RECIPE_FILE
+from dovetail.resources import cluster_spec
+from dovetail.resources.cluster_spec import CLUSTER_FILE, NODE_ENTRY
+from dovetail.resources.resources import RESOURCES
 
-SCHEMAS = {"pipeline": pipeline_schema.schema, "recipe": recipe_schema.schema}
+SCHEMAS = {"pipeline": pipeline_file.schema, "recipe": recipe_schema.schema, "cluster": cluster_spec.schema}
+RECORDS = (
+    (PIPELINE_FILE, STAGE, RESOURCES, RETRY, SOURCE, SOURCE_FUNCTION, SINK, SINK_FUNCTION, LEAF_SINKS),
+    (CLUSTER_FILE, NODE_ENTRY),
+    (RECIPE_FILE, OPERATOR),
+)
+"""Kinds of files, each followed by the records inside it."""
 
 
 @click.command(
@@ -30,5 +45,27 @@ For one file in any editor with yaml-language-server, use this first line:
 )
 @click.argument("kind", type=click.Choice(list(SCHEMAS)))
 def schema(kind: str) -> None:
-    """Print the JSON Schema of pipeline or recipe files."""
+    """Print the JSON Schema of pipeline, recipe or cluster files."""
     click.echo(json.dumps(SCHEMAS[kind](), indent=2))
+
+
+def reference_page() -> str:
+    """The page docs/reference.md."""
+    lines = [
+        "# Keys of pipeline, cluster and recipe files",
+        "",
+        "The arguments of `dt.Stage`, `dt.Resources`, `dt.Retry`, `dt.source` and `dt.sink` have the same names and",
+        "values. `dovetail schema pipeline`, `cluster` or `recipe` prints the same as a JSON Schema for editors. The",
+        "operators of recipes are in [recipes.md](recipes.md#operators).",
+        "",
+        "This page is generated: `python -m dovetail.cli.schema > docs/reference.md`.",
+    ]
+    for file, *inner in RECORDS:
+        lines += ["", f"## {file.title}", "", file.description, "", file.table()]
+        for record in inner:
+            lines += ["", f"### {record.title}", "", record.description, "", record.table()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_page())

@@ -56,7 +56,7 @@ class ServiceClosed(RunError):
 
 
 class RequestFuture(Future[Any]):
-    """One request. `result(timeout)` returns the result of the pipeline; `cancel()` gives it up."""
+    """One request. `result(timeout)` returns the result of the pipeline; `cancel()` cancels the request."""
 
     def __init__(self, item: Any, *, many: bool = False, deadline_s: float | None = None) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.data.writers.output_files import COMPRESSION_SUFFIXES, is_remote_sink, stem_and_suffix
-from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.errors import ConfigError, Problem, Subject, did_you_mean, short_repr
 from dovetail.resources.sizes import parse_size
 
 KINDS = ("jsonl", "csv", "tsv", "parquet", "lance")
@@ -128,7 +128,12 @@ def find_problems(spec: SinkSpec) -> list[Problem]:
     if spec.format is not None and spec.format not in FORMATS:
         guess = did_you_mean(str(spec.format), FORMATS)
         found.append(
-            _problem(f"unknown format {short_repr(spec.format)}{guess}", f"format: one of {', '.join(FORMATS)}", spec)
+            _problem(
+                f"unknown format {short_repr(spec.format)}{guess}",
+                f"format: one of {', '.join(FORMATS)}",
+                spec,
+                "format",
+            )
         )
     elif spec.format is None and _format_from_name(spec.path) is None:
         suffix = stem_and_suffix(Path(spec.path).name)[1]
@@ -143,12 +148,15 @@ def find_problems(spec: SinkSpec) -> list[Problem]:
     else:
         found += _format_problems(spec, *spec.form)
     if spec.ordered not in (True, False):
-        found.append(_problem(f"`ordered` is {short_repr(spec.ordered)}", "ordered: true or false", spec))
+        found.append(_problem(f"`ordered` is {short_repr(spec.ordered)}", "ordered: true or false", spec, "ordered"))
     if spec.exists not in EXISTS_POLICIES:
         guess = did_you_mean(str(spec.exists), EXISTS_POLICIES)
         found.append(
             _problem(
-                f"`exists` is {short_repr(spec.exists)}{guess}", f"exists: one of {', '.join(EXISTS_POLICIES)}", spec
+                f"`exists` is {short_repr(spec.exists)}{guess}",
+                f"exists: one of {', '.join(EXISTS_POLICIES)}",
+                spec,
+                "exists",
             )
         )
     return found + _size_problems(spec)
@@ -174,9 +182,13 @@ def _size_problems(spec: SinkSpec) -> list[Problem]:
     try:
         size = parse_size(spec.shard_size)
     except ValueError as error:
-        return [_problem(f"`shard_size`: {error}", "shard_size: 256MB", spec)]
+        return [_problem(f"`shard_size`: {error}", "shard_size: 256MB", spec, "shard_size")]
     if size < MIN_SHARD_BYTES:
-        return [_problem(f"`shard_size` is {spec.shard_size}, which is less than 1KB", "shard_size: 256MB", spec)]
+        return [
+            _problem(
+                f"`shard_size` is {spec.shard_size}, which is less than 1KB", "shard_size: 256MB", spec, "shard_size"
+            )
+        ]
     return []
 
 
@@ -184,22 +196,24 @@ def _format_problems(spec: SinkSpec, kind: str, packing: str | None) -> list[Pro
     found = []
     if spec.compression is not None and kind != "parquet":
         more = f"name it {spec.path}.gz or .zst" if kind in ("jsonl", "csv", "tsv") and not packing else "omit it"
-        found.append(_problem(f"`compression` is a setting of Parquet, and this is {kind}", more, spec))
+        found.append(_problem(f"`compression` is a setting of Parquet, and this is {kind}", more, spec, "compression"))
     elif spec.compression is not None and spec.compression not in COMPRESSIONS:
         fix = f"compression: one of {', '.join(COMPRESSIONS)}"
-        found.append(_problem(f"`compression` is {short_repr(spec.compression)}", fix, spec))
+        found.append(_problem(f"`compression` is {short_repr(spec.compression)}", fix, spec, "compression"))
     if kind == "lance" and any(ord(letter) < 32 for letter in spec.path):
         found.append(_problem("Lance does not support control characters in names", "choose another name", spec))
     columns: Any = spec.columns
     if columns is None:
         return found
     if kind == "jsonl":
-        found.append(_problem("`columns` is a setting of tables, and this is jsonl", "omit `columns`", spec))
+        found.append(
+            _problem("`columns` is a setting of tables, and this is jsonl", "omit `columns`", spec, "columns")
+        )
     elif not isinstance(columns, tuple) or not columns or not all(isinstance(name, str) and name for name in columns):
-        found.append(_problem(f"`columns` is {short_repr(columns)}", "columns: [id, text]", spec))
+        found.append(_problem(f"`columns` is {short_repr(columns)}", "columns: [id, text]", spec, "columns"))
     elif len(set(columns)) < len(columns):
         twice = next(name for at, name in enumerate(columns) if name in columns[:at])
-        found.append(_problem(f"`columns` has {twice!r} twice", "name each column once", spec))
+        found.append(_problem(f"`columns` has {twice!r} twice", "name each column once", spec, "columns"))
     return found
 
 
@@ -207,5 +221,6 @@ def _format_from_name(path: str) -> str | None:
     return SUFFIXES.get(stem_and_suffix(path.rpartition("/")[2])[1][1:].lower())
 
 
-def _problem(message: str, fix: str, spec: SinkSpec | None = None) -> Problem:
-    return Problem("DT350", message, fixes=(fix,), place=spec.path if spec else "sink")
+def _problem(message: str, fix: str, spec: SinkSpec | None = None, setting: str = "") -> Problem:
+    subject = Subject("setting", setting) if setting else None
+    return Problem("DT350", message, fixes=(fix,), place=spec.path if spec else "sink", subject=subject)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.file_formats import FORMATS, LINE_FORMATS, format_from_suffix
-from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.errors import ConfigError, Problem, Subject, did_you_mean, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +55,7 @@ SETTING_NAMES = tuple(field.name for field in fields(SourceSpec))
 
 
 def source(path: Any, **settings: Any) -> SourceSpec:
-    """Check all settings at once, except those that depend on the files."""
+    """A source: `dt.source("data.csv", delimiter=";")`. Reports all problems at once, except those of the files."""
     return _validate({"path": path, **settings})
 
 
@@ -93,12 +93,14 @@ def source_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 def _validate(said: dict[Any, Any]) -> SourceSpec:
     problems: list[Problem] = []
 
-    def wrong(message: str, *fixes: str) -> None:
-        problems.append(Problem(INVALID_SETTING, message, fixes=fixes, place="source"))
+    def wrong(setting: str, message: str, *fixes: str) -> None:
+        subject = Subject("setting", setting)
+        problems.append(Problem(INVALID_SETTING, message, fixes=fixes, place="source", subject=subject))
 
     for key in said:
         if key not in SETTING_NAMES:
             wrong(
+                str(key),
                 f"unknown setting {short_repr(key)}{did_you_mean(str(key), SETTING_NAMES)}",
                 f"settings are: {', '.join(SETTING_NAMES)}",
             )
@@ -110,14 +112,14 @@ def _validate(said: dict[Any, Any]) -> SourceSpec:
     if isinstance(columns := values.get("columns"), list | tuple):
         values["columns"] = tuple(columns)
         if not columns or not all(isinstance(name, str) for name in columns) or len(set(columns)) < len(columns):
-            wrong(f"columns is {short_repr(columns)}, not a list of different names", "columns: [id, text]")
+            wrong("columns", f"columns is {short_repr(columns)}, not a list of different names", "columns: [id, text]")
     elif columns is not None:
-        wrong(f"columns is {short_repr(columns)}, not a list of names", "columns: [id, text]")
+        wrong("columns", f"columns is {short_repr(columns)}, not a list of names", "columns: [id, text]")
     limit = values.get("limit")
     if limit is not None and (type(limit) is not int or limit < 0):
-        wrong(f"limit is {short_repr(limit)}, not a number of rows", "limit: 1000")
+        wrong("limit", f"limit is {short_repr(limit)}, not a number of rows", "limit: 1000")
     if type(values.get("header", True)) is not bool:
-        wrong(f"header is {short_repr(values['header'])}, not true or false", "header: true")
+        wrong("header", f"header is {short_repr(values['header'])}, not true or false", "header: true")
     if not problems:
         _validate_combination(SourceSpec(**values), said, wrong)
     if problems:
@@ -131,11 +133,11 @@ def _validate_paths(path: object, wrong: Any) -> str | tuple[str, ...]:
     for one in many:
         text = os.fspath(one) if isinstance(one, os.PathLike) else one
         if not isinstance(text, str) or not text.strip() or "\0" in text:
-            wrong(f"path is {short_repr(one)}, not the name of a file, folder or pattern", "path: data/*.jsonl")
+            wrong("path", f"path is {short_repr(one)}, not the name of a file, folder or pattern", "path: data/*.jsonl")
         else:
             paths.append(text)
     if not many:
-        wrong("path is an empty list", "path: data/*.jsonl")
+        wrong("path", "path is an empty list", "path: data/*.jsonl")
     return tuple(paths) if isinstance(path, list | tuple) else "".join(paths)
 
 
@@ -143,7 +145,11 @@ def _validate_format_settings(values: dict[str, Any], wrong: Any) -> None:
     form = values.get("format")
     if form is not None and form not in FORMATS:
         near = did_you_mean(form, FORMATS) if isinstance(form, str) else ""
-        wrong(f"format is {short_repr(form)}, which is not a format{near}", f"format: one of {', '.join(FORMATS)}")
+        wrong(
+            "format",
+            f"format is {short_repr(form)}, which is not a format{near}",
+            f"format: one of {', '.join(FORMATS)}",
+        )
     encoding = values.get("encoding", "utf-8")
     try:
         name = codecs.lookup(encoding).name.replace("-", "_")
@@ -151,17 +157,27 @@ def _validate_format_settings(values: dict[str, Any], wrong: Any) -> None:
             name = values["encoding"] = "utf-8"
         if name.startswith(NON_ASCII_CODECS) or bytes(range(128)).decode(encoding) != "".join(map(chr, range(128))):
             wrong(
-                f"encoding {encoding!r} cannot be read line by line", "iconv -f THAT -t utf-8 old > new, then read new"
+                "encoding",
+                f"encoding {encoding!r} cannot be read line by line",
+                "iconv -f THAT -t utf-8 old > new, then read new",
             )
     except (LookupError, TypeError, ValueError):
         wrong(
-            f"encoding is {short_repr(encoding)}, which Python does not support", "encoding: utf-8", "encoding: latin-1"
+            "encoding",
+            f"encoding is {short_repr(encoding)}, which Python does not support",
+            "encoding: utf-8",
+            "encoding: latin-1",
         )
     delimiter = values.get("delimiter")
     if delimiter is not None and not (
         isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii() and delimiter not in '"\r\n\0'
     ):
-        wrong(f"delimiter is {short_repr(delimiter)}, not one ASCII character", 'delimiter: ";"', r'delimiter: "\t"')
+        wrong(
+            "delimiter",
+            f"delimiter is {short_repr(delimiter)}, not one ASCII character",
+            'delimiter: ";"',
+            r'delimiter: "\t"',
+        )
 
 
 def _validate_combination(spec: SourceSpec, said: dict[Any, Any], wrong: Any) -> None:
@@ -169,12 +185,12 @@ def _validate_combination(spec: SourceSpec, said: dict[Any, Any], wrong: Any) ->
     if form is None:
         return
     if spec.columns and form not in ("csv", "parquet", "lance"):
-        wrong(f"columns is not supported for {form}", "omit columns, and drop fields in a stage")
+        wrong("columns", f"columns is not supported for {form}", "omit columns, and drop fields in a stage")
     for key in ("delimiter", "header"):
         if said.get(key) is not None and form != "csv":
-            wrong(f"{key} is not supported for {form}", "format: csv")
+            wrong(key, f"{key} is not supported for {form}", "format: csv")
     if said.get("encoding") is not None and form not in LINE_FORMATS:
-        wrong(f"encoding is not supported for {form}", "omit encoding")
+        wrong("encoding", f"encoding is not supported for {form}", "omit encoding")
 
 
 # --- opening

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     import yaml
 
 KeyPath = tuple["str | int", ...]
-"""The way from the top of a document to a part of it: ("nodes", 2, "memory")."""
+"""Path from the top of a document to a part of it: ("nodes", 2, "memory")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Plain data with a memory of where each part of it was written."""
+    """Plain data with the line and column of each part."""
 
     name: str
     data: Any
@@ -43,7 +43,7 @@ def dotted_path(name: str, path: KeyPath) -> str:
 
 
 def _child(node: yaml.Node, step: str | int) -> tuple[yaml.Node, yaml.Node] | None:
-    """(where it starts, the part itself) one step down."""
+    """(start, part) of the child of a node."""
     import yaml
 
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and 0 <= step < len(node.value):

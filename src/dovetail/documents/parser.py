@@ -18,25 +18,29 @@ _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 SIZE_LIMIT_BYTES = 16 << 20
 DEPTH_LIMIT = 100
 NODES_LIMIT = 1_000_000
-"""Parts of a document with its aliases written out; more is a bomb, not a configuration."""
+"""Maximum number of nodes with expanded aliases; protects against alias bombs."""
 
 
 def read_document(path: str | Path) -> Document:
-    """The one document in a file."""
+    """Read the document in a file."""
     path = Path(path)
     name = str(path)
     try:
         with path.open("rb") as file:
             raw = file.read(SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError:
-        raise _config_error(name, "no such file" + _similar_file_hint(path), "name a file that is there") from None
+        raise _config_error(
+            name, "no such file" + _similar_file_hint(path), "pass the path of an existing file"
+        ) from None
     except IsADirectoryError:
-        raise _config_error(name, "is a folder, not a file", "name a file in it") from None
+        raise _config_error(name, "is a folder, not a file", "pass the path of a file in it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise _config_error(name, f"cannot be read: {reason}", "name a file that can be read") from None
+        raise _config_error(name, f"cannot be read: {reason}", "pass the path of a readable file") from None
     if len(raw) > SIZE_LIMIT_BYTES:
-        raise _config_error(name, "is larger than 16 MB: this is not a configuration file", "name the right file")
+        raise _config_error(
+            name, "is larger than 16 MB: this is not a configuration file", "pass the path of a configuration file"
+        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -47,7 +51,7 @@ def read_document(path: str | Path) -> Document:
 
 
 def parse_document(text: str, name: str) -> Document:
-    """JSON if the name ends in .json, else YAML: plain data only, duplicate keys and endless aliases are errors."""
+    """Parse JSON if the name ends in .json, else YAML. Duplicate keys and recursive aliases are errors."""
     if not text.strip():
         raise _config_error(name, "is empty", "write at least one key")
     if name.endswith(".json"):
@@ -59,9 +63,11 @@ def parse_document(text: str, name: str) -> Document:
     except yaml.YAMLError as error:
         raise ConfigError(_syntax_problem(error, name, text)) from None
     except RecursionError:
-        raise _config_error(name, f"is nested more than {DEPTH_LIMIT} deep", "write it flatter") from None
-    except (OverflowError, ValueError) as error:  # yaml's own reading of escapes such as "\\U99999999"
-        raise _config_error(name, f"not valid YAML: {error}", "look for escapes that are no letters") from None
+        raise _config_error(name, f"is nested more than {DEPTH_LIMIT} levels deep", "use fewer levels") from None
+    except (OverflowError, ValueError) as error:  # the yaml package cannot decode escapes such as "\\U99999999"
+        raise _config_error(
+            name, f"not valid YAML: {error}", "correct the escape sequences in quoted strings"
+        ) from None
     if root is None:
         raise _config_error(name, "is empty", "write at least one key")
     builder = _Builder(name)
@@ -82,7 +88,7 @@ def _compose(text: str) -> yaml.Node | None:
 
 
 def _compose_json_as_yaml(text: str) -> yaml.Node | None:
-    """Places in JSON, as far as it is also YAML; without them errors name the path instead."""
+    """The nodes of a JSON text that is also YAML, for line and column; None: errors have the path instead."""
     import yaml
 
     try:
@@ -103,12 +109,12 @@ def _json(text: str, name: str) -> Any:
     except json.JSONDecodeError as error:
         place = f"{name}:{error.lineno}:{error.colno}"
         raise _config_error(
-            place, f"not valid JSON: {error.msg}", "look at this line: commas, quotes, brackets"
+            place, f"not valid JSON: {error.msg}", "check commas, quotes and brackets in this line"
         ) from None
     except RecursionError:
-        raise _config_error(name, f"is nested more than {DEPTH_LIMIT} deep", "write it flatter") from None
+        raise _config_error(name, f"is nested more than {DEPTH_LIMIT} levels deep", "use fewer levels") from None
     except ValueError as error:
-        raise _config_error(name, f"holds a value that cannot be read: {error}", "put it in quotes") from None
+        raise _config_error(name, f"contains a value that cannot be read: {error}", "put it in quotes") from None
     if twice:
         raise ConfigError(_locate_duplicate_keys(text, name) or [_duplicate_key(key, name) for key in twice])
     return data
@@ -119,7 +125,7 @@ def _duplicate_key(key: str, place: str) -> Problem:
 
 
 def _locate_duplicate_keys(text: str, name: str) -> list[Problem]:
-    """The same problems with line and column, as far as this JSON is also YAML."""
+    """The same problems with line and column, if this JSON is also YAML."""
     root = _compose_json_as_yaml(text)
     if root is None:
         return []
@@ -129,8 +135,8 @@ def _locate_duplicate_keys(text: str, name: str) -> list[Problem]:
 
 
 class _Builder:
-    """Plain data from the nodes of a YAML document: mappings with texts for keys, lists, texts, numbers, true, false
-    and null. Aliases are followed and merge keys (<<) merged; anything else is a problem with its place."""
+    """Plain data from the nodes of a YAML document: mappings with string keys, lists, strings, numbers, true, false and
+    null. Aliases are followed and merge keys (<<) merged; anything else is a problem with its place."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -142,12 +148,12 @@ class _Builder:
         self._parts += 1
         if self._parts > NODES_LIMIT:
             raise _config_error(
-                self.name, f"has more than {NODES_LIMIT} parts once its aliases are written out", "write less"
+                self.name, f"has more than {NODES_LIMIT} values with its aliases expanded", "use fewer aliases"
             )
         if id(node) in self._above:
-            return self._wrong(at, "an alias contains itself", "write the part out")
+            return self._wrong(at, "an alias contains itself", "replace the alias by its value")
         if depth > DEPTH_LIMIT:
-            return self._wrong(at, f"nested more than {DEPTH_LIMIT} deep", "write it flatter")
+            return self._wrong(at, f"nested more than {DEPTH_LIMIT} levels deep", "use fewer levels")
         if not isinstance(node.value, list):
             return self._scalar(node, at)
         if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
@@ -169,7 +175,7 @@ class _Builder:
         for key, value in node.value:
             at = key.start_mark
             if isinstance(key.value, list):
-                self._wrong(at, "a key must be a word", "put it in quotes")
+                self._wrong(at, "a key must be a string", "put it in quotes")
             elif key.tag == "tag:yaml.org,2002:merge":
                 merged = {**self._merged(value, at, depth), **merged}
             elif key.value in own:
@@ -200,10 +206,10 @@ class _Builder:
         if kind in ("str", "timestamp", "value", "merge"):
             return node.value
         if kind not in ("null", "bool", "int", "float"):
-            return self._wrong(at, f"{node.tag!r} is not plain data", "use a text or a number", "DT010")
+            return self._wrong(at, f"{node.tag!r} is not plain data", "use a string or a number", "DT010")
         try:
             return SafeConstructor().construct_object(node)
-        except Exception as error:  # whatever yaml's converters trip over, it is the text that is wrong
+        except Exception as error:  # any exception of the converters means that the text is invalid
             shown = node.value if len(node.value) <= 40 else f"{node.value[:37]}..."
             return self._wrong(
                 at, f"{shown!r} is not a {kind} that can be read ({error})"[:300], "put it in quotes", "DT010"
@@ -226,9 +232,7 @@ def _syntax_problem(error: yaml.YAMLError, name: str, text: str) -> Problem:
         said = f"{said} (character 0x{character:04x} at position {getattr(error, 'position', '?')})"
     context = getattr(error, "context", None)
     message = f"not valid YAML: {said}" + (f" ({context})" if context else "")
-    return Problem(
-        "DT010", message, fixes=("look at this line: indentation, quotes, a tab, a missing colon",), place=place
-    )
+    return Problem("DT010", message, fixes=("check indentation, quotes, tabs and colons in this line",), place=place)
 
 
 def _config_error(place: str, message: str, fix: str) -> ConfigError:

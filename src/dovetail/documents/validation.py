@@ -1,106 +1,106 @@
-"""Validate a document against a schema class and report every mismatch at once."""
+"""Validation of a document against a dataclass; every mistake is reported at once, with its place."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from dovetail.documents.document import Document, KeyPath, dotted_path
-from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.documents.fields import (
+    ANYTHING,
+    FLAG,
+    NUMBER,
+    STRING,
+    WHOLE_NUMBER,
+    Field,
+    Record,
+    Type,
+    UnknownKey,
+    file_problem,
+    list_of,
+    mapping_of,
+    record_type,
+)
+from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pydantic import TypeAdapter
-    from pydantic_core import ErrorDetails
+    from dovetail.documents.document import Document
 
 T = TypeVar("T")
 
-
-def validate_document(document: Document, schema: type[T]) -> T:
-    """The document as `schema` (a frozen dataclass), or every mismatch at once with its place."""
-    from pydantic import ValidationError
-
-    try:
-        # as JSON, because only there does pydantic's strict mode take mappings for dataclasses
-        text = json.dumps(document.data, default=str)
-        value: T = _adapter(schema).validate_json(text, strict=True)
-    except (TypeError, ValueError, RecursionError) as error:
-        if not isinstance(error, ValidationError):
-            raise ConfigError(
-                Problem(
-                    "DT013",
-                    f"is not plain data: {error}",
-                    fixes=("use texts, numbers, lists and mappings",),
-                    place=document.place(),
-                )
-            ) from None
-        found = [_mismatch(detail, document, schema) for detail in error.errors(include_url=False)]
-        raise ConfigError(found) from None
-    return value
+_SIMPLE_TYPES: dict[object, Type] = {
+    Any: ANYTHING,
+    str: STRING,
+    bool: FLAG,
+    int: WHOLE_NUMBER,
+    float: NUMBER,
+}
 
 
-def _adapter(schema: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(schema)
-
-
-def _mismatch(detail: ErrorDetails, document: Document, schema: type[Any]) -> Problem:
-    path: KeyPath = detail["loc"]
-    where = document.place(path)
-    shown = dotted_path("", path) or "the file"
-    match detail["type"]:
-        case "unexpected_keyword_argument" | "extra_forbidden":
-            return unknown_key_problem(str(path[-1]), _known_keys_at(path, schema), where)
-        case "missing" | "missing_argument":
-            return missing_key_problem(shown, str(path[-1]), where)
-        case _:
-            message = detail["msg"].replace("Input should be", "should be").replace("Input must be", "must be")
-            got = _shortened(detail["input"])
-            return Problem("DT013", f"{shown} {message}, not {got}", fixes=(f"correct {shown}",), place=where)
+def validate_document(document: Document, schema: type[T], *, ignore_unknown: bool = False) -> T:
+    """The document as a dataclass; ConfigError with every mistake and its place. The fields of the dataclass may be
+    strings, numbers, flags, lists, mappings, other dataclasses, and None."""
+    kind: Any = schema
+    problems = [
+        replace(file_problem(mistake), place=document.place(mistake.path))
+        for mistake in record_type(_record(kind)).check(document.data)
+        if not (ignore_unknown and isinstance(mistake, UnknownKey))
+    ]
+    if problems:
+        raise ConfigError(problems)
+    built: T = _build(schema, document.data)
+    return built
 
 
-def unknown_key_problem(word: str, known: Iterable[str], place: str) -> Problem:
-    keys = sorted(known)
-    return Problem(
-        "DT011",
-        f"unknown key {word!r}{did_you_mean(word, keys)}",
-        evidence=(f"keys here: {', '.join(keys)}",) if keys else (),
-        fixes=(f"remove {word!r}, or correct its spelling",),
-        place=place,
-    )
+@cache
+def _hints(schema: Any) -> dict[str, Any]:
+    return get_type_hints(schema)
 
 
-def missing_key_problem(shown: str, key: str, place: str) -> Problem:
-    return Problem("DT012", f"{shown} is missing", fixes=(f"add '{key}:'",), place=place)
+@cache
+def _record(schema: Any) -> Record:
+    hints = _hints(schema)
+    found = []
+    for item in fields(schema):
+        inner, nullable = _without_none(hints[item.name])
+        required = item.default is MISSING and item.default_factory is MISSING
+        found.append(Field(item.name, _type(inner), "", required=required, nullable=nullable))
+    return Record(schema.__name__, "", tuple(found))
 
 
-def _known_keys_at(path: KeyPath, schema: type[Any]) -> list[str]:
-    """The keys that the schema knows where `path` points, found by walking its JSON schema."""
-    whole = _adapter(schema).json_schema()
-    here: dict[str, Any] = whole
-    for step in path[:-1]:
-        here = _resolve_ref(here, whole)
-        here = here.get("items", {}) if isinstance(step, int) else here.get("properties", {}).get(step, {})
-    return list(_resolve_ref(here, whole).get("properties", {}))
+def _type(hint: Any) -> Type:
+    if hint in _SIMPLE_TYPES:
+        return _SIMPLE_TYPES[hint]
+    if isinstance(hint, type) and is_dataclass(hint):
+        return record_type(_record(hint))
+    arguments = get_args(hint)
+    if get_origin(hint) is list:
+        return list_of(_type(arguments[0]))
+    assert get_origin(hint) is dict, f"{hint} is not a type of plain data"
+    return mapping_of(_type(arguments[1]), "a mapping", {}, key=lambda _name: True)
 
 
-def _resolve_ref(part: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    """Follows $ref and the first object among alternatives."""
-    for choice in part.get("anyOf", ()):
-        if "$ref" in choice or "properties" in choice or "items" in choice:
-            part = choice
-            break
-    if "$ref" in part:
-        found: dict[str, Any] = whole["$defs"][part["$ref"].rsplit("/", 1)[-1]]
-        return found
-    return part
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """`X | None` -> (X, True)."""
+    if get_origin(hint) is not UnionType:
+        return hint, False
+    (inner,) = (one for one in get_args(hint) if one is not NoneType)
+    return inner, True
 
 
-def _shortened(value: object) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _build(hint: Any, data: Any) -> Any:
+    """The value of a valid document, with dataclasses for their mappings."""
+    inner, _ = _without_none(hint)
+    if data is None:
+        return None
+    if isinstance(inner, type) and is_dataclass(inner):
+        hints = _hints(inner)
+        return inner(
+            **{item.name: _build(hints[item.name], data[item.name]) for item in fields(inner) if item.name in data}
+        )
+    if get_origin(inner) is list:
+        return [_build(get_args(inner)[0], item) for item in data]
+    if get_origin(inner) is dict:
+        return {key: _build(get_args(inner)[1], item) for key, item in data.items()}
+    return data

@@ -6,13 +6,12 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.errors import Expression, Surface
+from dovetail.errors import Expression, Surface, short_repr
 
 if TYPE_CHECKING:
-    from dovetail.errors import Call, Problem
+    from dovetail.errors import Call, Given
 
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _NUMBER_WITH_UNIT = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{1,3}")
@@ -20,7 +19,7 @@ _RESERVED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
 def yaml_literal(value: object) -> str:
-    """A value as YAML on one line; a text has quotes only where YAML needs them."""
+    """A value as YAML on one line; a string has quotes only where YAML needs them."""
     match value:
         case Expression():
             return str(value)
@@ -29,7 +28,7 @@ def yaml_literal(value: object) -> str:
         case float() if not math.isfinite(value):
             return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
         case float() if "." not in repr(value):
-            return repr(value).replace("e", ".0e")  # 1e-05 is a text in YAML 1.1
+            return repr(value).replace("e", ".0e")  # 1e-05 is a string in YAML 1.1
         case str():
             plain = _PLAIN_WORD.fullmatch(value) or _NUMBER_WITH_UNIT.fullmatch(value)
             return value if plain and value.casefold() not in _RESERVED else json.dumps(value, ensure_ascii=False)
@@ -50,13 +49,8 @@ class YamlSurface(Surface):
     def name(self, setting: str) -> str:
         return self.names.get(setting, setting)
 
-    def problem(self, problem: Problem) -> Problem:
-        """The same problem with its fixes, and the setting that it is about, as lines of the file."""
-        message = problem.message
-        if problem.subject is not None and problem.subject.kind == "setting":
-            setting = problem.subject.name
-            message = message.replace(f"{setting}=", f"{self.name(setting)}: ", 1)
-        return replace(problem, message=message, fixes=self.fixes(problem))
+    def given(self, given: Given) -> str:
+        return f"{self.name(given.name)}: {short_repr(given.value)}"
 
     def assignment(self, name: str, value: object) -> str:
         return f"{self.name(name)}: {self.literal(value)}"

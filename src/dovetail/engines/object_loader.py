@@ -22,7 +22,7 @@ def load_object(work: Any, stage: str) -> tuple[Any, bool]:
         if isinstance(work, Each):
             work, each = work.fn, True
         else:
-            work = import_object(work, stage)
+            work = import_object(work, f"stage {stage!r}: run=")
     return (work() if isinstance(work, type) else work), each
 
 
@@ -33,29 +33,27 @@ def bound_call(target: Any) -> Callable[..., Any]:
     return found
 
 
-def import_object(text: str, stage: str) -> Any:
-    """Import the object that "package.module:name" names."""
+def import_object(text: str, label: str = "") -> Any:
+    """Import the object that "package.module:name" names; `label` precedes this name in messages."""
     module_name, _, path = text.partition(":")
     if not module_name or not path:
-        raise _load_error(
-            stage, f"run={text!r} is not the module and name of a function or class", "package.module:name"
-        )
-    found: Any = _import_module(module_name, text, stage)
+        raise _load_error(f"{label}{text!r} is not the module and name of a function or class", "package.module:name")
+    found: Any = _import_module(module_name, text, label)
     for name in path.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
             near = did_you_mean(name, dir(found))
             owner = getattr(found, "__name__", module_name)
-            raise _load_error(stage, f"run={text!r}: {owner} has no {name!r}{near}", f"from {module_name}") from None
+            raise _load_error(f"{label}{text!r}: {owner} has no {name!r}{near}", f"from {module_name}") from None
     if not callable(found) and not isinstance(found, str):
         raise _load_error(
-            stage, f"run={text!r} is of type {type(found).__name__}, not a function or class", f"in {module_name}"
+            f"{label}{text!r} is of type {type(found).__name__}, not a function or class", f"in {module_name}"
         )
     return found
 
 
-def _import_module(name: str, text: str, stage: str) -> Any:
+def _import_module(name: str, text: str, label: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -65,7 +63,7 @@ def _import_module(name: str, text: str, stage: str) -> Any:
     parent, _, last = missing.rpartition(".")
     near = did_you_mean(last, _modules_in(parent))
     where = f"in {parent}" if parent else f"searched: {', '.join(sys.path[:4]) or 'nothing'}"
-    raise _load_error(stage, f"run={text!r}: there is no module {missing!r}{near}", where)
+    raise _load_error(f"{label}{text!r}: there is no module {missing!r}{near}", where)
 
 
 def _modules_in(package: str) -> list[str]:
@@ -77,5 +75,5 @@ def _modules_in(package: str) -> list[str]:
     return [module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_")]
 
 
-def _load_error(stage: str, message: str, evidence: str) -> PipelineError:
-    return PipelineError(Problem("DT034", f"stage {stage!r}: {message}", (evidence,)))
+def _load_error(message: str, evidence: str) -> PipelineError:
+    return PipelineError(Problem("DT034", message, (evidence,)))

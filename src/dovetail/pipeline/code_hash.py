@@ -1,14 +1,14 @@
-"""Hash of the code and data that a stage runs, to recognise it in later runs.
+"""Hash of the code and data that a stage runs, to recognise the stage in later runs.
 
-Only kinds of data that are known: pickles of other objects have the order of sets in them, addresses, seeds and names
-that move between versions, and would tell the same thing differently every time.
+Code is hashed as the syntax tree of its source, so that comments, docstrings and line breaks do not matter and
+constants do: the function or class itself and everything of the same module that it names. Nested functions, lambdas
+and functions of notebooks are hashed by their own part of the source, their closure and the names they use; code
+without source by its bytecode. Code of other modules counts by its name. An object with a method `code_key` is hashed
+by the string that this returns, one with `hashed_as` by the object that this returns. With source, the hash is the
+same on every version of Python. The decorator `@udf(...)` is ignored: resources do not change results.
 
-Told by its source as a tree, so that comments, docstrings and lines do not matter but constants do: the function or
-class itself and, of the same module, everything it names. A function inside of another, a lambda, and one of a notebook
-is told by its own part of the source, by what it holds and by what it uses; only without any source by its compiled
-code. Code of other modules counts by its name only. An object with a method `code_key` is told by the text that it
-gives, one with `hashed_as` by what that gives. The same on every version of Python, as long as there is source; and
-`@udf(...)` above a function does not count: what a worker needs does not change what it computes.
+Data is hashed only for known types. Pickles of other objects contain the order of sets, addresses, seeds and names that
+differ between versions, so that equal objects would get different hashes.
 """
 
 from __future__ import annotations
@@ -48,31 +48,31 @@ REPR_TYPES = (
     uuid.UUID,
     range,
 )
-"""Their `repr` says all."""
+"""Types whose `repr` is their complete value."""
 BYTES_TYPES = "biufcmMSU"
-"""Kinds of numpy's types whose bytes are their values; others hold pointers, or gaps."""
+"""Kinds of numpy types whose bytes are their values; others contain pointers or padding."""
 DATA_DEPTH_LIMIT = 16
 LARGE_DATA_BYTES = 1000
-"""Containers of more are told as a hash, with only the type of what is no data."""
+"""Larger containers are replaced by a hash, with only the type of objects that are not data."""
 
 Known = dict[int, tuple[object, str]]
-"""Large containers by their id, and what was told of them; the object, so that none gets its id."""
+"""id -> (large container, its description). The reference keeps the id from being reused."""
 
 
 def describe_data(value: object) -> str | None:
-    """None: it is no such data. Never raises."""
+    """None if it is not data of a known type. Never raises."""
     return _describe_value(value, DATA_DEPTH_LIMIT, {})
 
 
 def describe_large_data(value: Any) -> str:
-    """Of a large container: all of the data in it, of other objects the type."""
+    """Description of a large container: its data, and the types of other objects in it."""
     return _describe_large(value, DATA_DEPTH_LIMIT, {})
 
 
 def _describe_value(value: Any, depth: int, known: Known) -> str | None:
     try:
         return _describe_builtin(value, depth, known) or _describe_third_party(value, depth, known)
-    except Exception:  # whatever numpy and others make of odd data
+    except Exception:  # libraries raise any exception for unusual data
         return None
 
 
@@ -111,7 +111,7 @@ def _numpy(value: Any, depth: int, known: Known) -> str | None:
         return None
     about = f"{type(value).__name__} {value.dtype} {value.shape}"
     if value.dtype.char in "gG":
-        value = value.astype(str)  # long doubles have gaps
+        value = value.astype(str)  # long doubles contain padding
     if value.dtype.kind in BYTES_TYPES:
         return _hashed(about, value.tobytes())
     return f"{about} {_item(value.tolist(), depth - 1, known)}"
@@ -131,11 +131,11 @@ def _arrow(value: Any, depth: int, known: Known) -> str | None:
         table = pa.table(value) if isinstance(value, pa.Table) else pa.Table.from_batches([value])
     else:
         return None
-    table = table.replace_schema_metadata(None).combine_chunks()  # how it was cut, and by which pandas, does not count
-    told = pa.BufferOutputStream()
-    with pa.ipc.new_stream(told, table.schema) as stream:
+    table = table.replace_schema_metadata(None).combine_chunks()  # chunks and the version of pandas do not count
+    described = pa.BufferOutputStream()
+    with pa.ipc.new_stream(described, table.schema) as stream:
         stream.write_table(table, max_chunksize=65_536)
-    return _hashed(f"{type(value).__name__} {table.num_rows}", told.getvalue())
+    return _hashed(f"{type(value).__name__} {table.num_rows}", described.getvalue())
 
 
 def _pandas(value: Any, depth: int, known: Known) -> str | None:
@@ -159,14 +159,14 @@ def _item(value: Any, depth: int, known: Known) -> str:
         return _describe_value(value, depth, known) or f"a {type(value).__module__}.{type(value).__qualname__}"
     if len(value) > LARGE_DATA_BYTES:
         return _describe_large(value, depth, known)
-    told = _items(value, depth, known)
-    return f"{type(value).__name__}({', '.join(told)})"
+    described = _items(value, depth, known)
+    return f"{type(value).__name__}({', '.join(described)})"
 
 
 def _describe_large(value: Any, depth: int, known: Known) -> str:
     about = f"{type(value).__name__} of {len(value)}"
     if id(value) not in known:
-        known[id(value)] = value, about  # what is inside of itself is not told again
+        known[id(value)] = value, about  # a recursive container is not described again
         items = "\n".join(_items(value, depth, known)).encode("utf-8", "surrogatepass")
         known[id(value)] = value, _hashed(about, items)
     return known[id(value)][1]
@@ -175,8 +175,8 @@ def _describe_large(value: Any, depth: int, known: Known) -> str:
 def _items(value: Any, depth: int, known: Known) -> list[str]:
     if isinstance(value, dict):
         return sorted(f"{_item(key, depth - 1, known)}: {_item(it, depth - 1, known)}" for key, it in value.items())
-    told = [_item(it, depth - 1, known) for it in value]
-    return told if isinstance(value, list | tuple) else sorted(told)
+    described = [_item(it, depth - 1, known) for it in value]
+    return described if isinstance(value, list | tuple) else sorted(described)
 
 
 def _hashed(about: str, data: Any) -> str:
@@ -189,16 +189,16 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_hash(run: object) -> str:
-    """Never raises: what cannot be looked into is told by its name."""
+    """Description of an object. Never raises: an object that cannot be inspected is described by its name."""
     try:
-        told = _describe_code(run, CODE_DEPTH_LIMIT)
-    except Exception:  # whatever a user's object does when it is looked at
-        told = f"name {getattr(run, '__module__', '')}:{getattr(run, '__qualname__', type(run).__qualname__)}"
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_DIGITS]
+        described = _describe_code(run, CODE_DEPTH_LIMIT)
+    except Exception:  # attributes of user objects may raise any exception
+        described = f"name {getattr(run, '__module__', '')}:{getattr(run, '__qualname__', type(run).__qualname__)}"
+    return hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_DIGITS]
 
 
 def _describe_code(what: object, depth: int) -> str:
-    """Everything that makes it what it is, as a text."""
+    """Complete description of an object as a string."""
     if depth <= 0:
         return f"a {type(what).__qualname__}"
     if not isinstance(what, type) and callable(getattr(type(what), "code_key", None)):
@@ -245,19 +245,20 @@ def _has_source(function: FunctionType) -> bool:
 
 
 def _cells(function: FunctionType) -> list[tuple[str, object]]:
-    """In the order of their names: Python's own differs between versions."""
+    """Sorted by name, because the order of Python differs between versions."""
     return sorted(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False), key=lambda it: it[0])
 
 
 def _content(cell: object) -> object:
     try:
         return cell.cell_contents  # type: ignore[attr-defined]
-    except ValueError:  # empty yet
+    except ValueError:  # an empty cell
         return None
 
 
 def _class(kind: type, depth: int) -> str:
-    """With its bases of other modules, as far as they are not Python's own; those of the same are in the source."""
+    """Description of a class with its bases of other modules, except those of Python. Bases of the same module are in
+    the source."""
     if kind.__module__ == "builtins":
         return f"class {kind.__qualname__}"
     found = _in_module(kind.__module__, kind.__qualname__, None) if "<" not in kind.__qualname__ else ""
@@ -265,12 +266,12 @@ def _class(kind: type, depth: int) -> str:
     bases = [_class(base, depth - 1) for base in others if base is not object and depth > 1]
     if not found and _is_installed(kind.__module__):
         found = f"name {kind.__module__}:{kind.__qualname__}"
-    told = found or _members(kind, depth)
-    return f"{told}({', '.join(bases)})" if bases else told
+    described = found or _members(kind, depth)
+    return f"{described}({', '.join(bases)})" if bases else described
 
 
 def _members(kind: type, depth: int) -> str:
-    """Of a class without source: its methods, and plain values."""
+    """Methods and plain values of a class without source."""
     parts = []
     for name, value in sorted(vars(kind).items()):
         inner = getattr(value, "__func__", value)  # of static and class methods
@@ -282,7 +283,7 @@ def _members(kind: type, depth: int) -> str:
 
 
 def _value(value: object, depth: int) -> str:
-    """Of data all of it, of code the code, of objects their class and what they hold, of others the type."""
+    """Data completely, code as code, objects by their class and attributes, other values by their type."""
     if isinstance(value, PLAIN_TYPES):
         return repr(value)
     if depth <= 0:
@@ -302,7 +303,7 @@ def _value(value: object, depth: int) -> str:
 
 
 def _describe_captured(value: object) -> dict[object, object] | None:
-    """What an object has, also in slots; None: it has nothing that can be seen."""
+    """Attributes of an object, also in slots; None if it has none."""
     held = getattr(value, "__dict__", None)
     own = [kind for kind in type(value).__mro__ if not _is_installed(kind.__module__)]
     names = [name for kind in own for name, it in vars(kind).items() if inspect.ismemberdescriptor(it)]
@@ -315,19 +316,19 @@ def _container(value: dict[object, object] | list[object] | tuple[object, ...] |
     if len(value) > LARGE_DATA_BYTES:  # type: ignore[arg-type]
         return describe_large_data(value)
     if isinstance(value, dict):
-        told = [f"{_value(key, depth - 1)}: {_value(item, depth - 1)}" for key, item in value.items()]
+        described = [f"{_value(key, depth - 1)}: {_value(item, depth - 1)}" for key, item in value.items()]
     else:
-        told = [_value(item, depth - 1) for item in value]
-    return f"{kind}({', '.join(told if isinstance(value, list | tuple) else sorted(told))})"
+        described = [_value(item, depth - 1) for item in value]
+    return f"{kind}({', '.join(described if isinstance(value, list | tuple) else sorted(described))})"
 
 
 # --- code without source
 
 
 def _code(code: CodeType, doc: str | None) -> str:
-    """Without file and lines, and without its docstring."""
-    told = [it for place, it in enumerate(code.co_consts) if place or it is None or it != doc]
-    consts = [_code(it, None) if isinstance(it, CodeType) else repr(it) for it in told]
+    """Bytecode without file name, line numbers and docstring."""
+    described = [it for place, it in enumerate(code.co_consts) if place or it is None or it != doc]
+    consts = [_code(it, None) if isinstance(it, CodeType) else repr(it) for it in described]
     return f"code({code.co_code.hex()} {consts} {code.co_names} {code.co_varnames})"
 
 
@@ -343,8 +344,8 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _in_module(module: str, qualified: str, line: int | None) -> str:
-    """What a module's source says of a name, and of what that names in the same module; nothing if it cannot be told.
-    `line`: where a function that is loaded begins; elsewhere means that the source is not the one it came from."""
+    """Source of a name in a module and of the names that it uses in the same module; empty if unknown. `line`: first
+    line of the loaded function; a different line means that the source has changed since it was loaded."""
     source = _source(module)
     top = qualified.partition(".")[0]
     if not source or not top:
@@ -359,12 +360,12 @@ def _in_module(module: str, qualified: str, line: int | None) -> str:
             new = {it.id for it in _walk(node) if isinstance(it, ast.Name)} & definitions.keys() - needed
             needed |= new
             waiting += new
-    told = [_dump(node) for name in sorted(needed) for node in definitions[name]]
-    return f"source {qualified}: {'; '.join(told)}"
+    described = [_dump(node) for name in sorted(needed) for node in definitions[name]]
+    return f"source {qualified}: {'; '.join(described)}"
 
 
 def _tree(function: FunctionType) -> str:
-    """Its own part of the file, or notebook cell, that it comes from; nothing if there is none, or several could be."""
+    """Its part of the file or notebook cell; empty if there is no source or it is ambiguous."""
     code = function.__code__
     linecache.checkcache(code.co_filename)
     source = "".join(linecache.getlines(code.co_filename, function.__globals__))
@@ -372,7 +373,7 @@ def _tree(function: FunctionType) -> str:
         nodes = [node for node in ast.walk(_parsed(source)) if _is_at(node, code)] if source else []
     except (SyntaxError, ValueError):
         return ""
-    if len(nodes) > 1:  # lambdas in one line: by the columns of what they give
+    if len(nodes) > 1:  # several lambdas in one line: compare the columns of their bodies
         exact = {place for place in code.co_positions() if None not in place}
         nodes = [node for node in nodes if isinstance(node, ast.Lambda) and _extent(node.body) in exact]
     return _dump(nodes[0]) if len(nodes) == 1 else ""
@@ -389,8 +390,7 @@ def _extent(node: ast.expr) -> tuple[int | None, ...]:
 
 
 def _dump(node: object) -> str:
-    """Like `ast.dump`, which differs between versions of Python: without fields that are empty or say what the place
-    says already."""
+    """Like `ast.dump`, but the same on all versions of Python: without empty and redundant fields."""
     if isinstance(node, list):
         return f"[{', '.join(map(_dump, node))}]"
     if not isinstance(node, ast.AST):
@@ -404,19 +404,19 @@ def _dump(node: object) -> str:
 
 def _field(node: ast.AST, name: str) -> object:
     value = getattr(node, name, None)
-    if isinstance(node, ast.JoinedStr) and value:  # Python 3.12 ends some with an empty text
+    if isinstance(node, ast.JoinedStr) and value:  # Python 3.12 ends some with an empty string
         return [it for it in value if getattr(it, "value", None) != ""]
     return [it for it in value if not _is_udf(it)] if name == "decorator_list" and value else value
 
 
 def _is_udf(decorator: ast.expr) -> bool:
-    """`@udf`, `@dt.udf`, with or without arguments."""
+    """Whether a decorator is `@udf` or `@dt.udf`, with or without arguments."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return getattr(called, "id", None) == "udf" or getattr(called, "attr", None) == "udf"
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """All that `_dump` shows."""
+    """The child nodes that `_dump` includes."""
     waiting: list[object] = [node]
     while waiting:
         one = waiting.pop()
@@ -429,7 +429,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(source: str) -> ast.Module:
-    """Without docstrings."""
+    """Statements without docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
@@ -481,7 +481,7 @@ def _starts_on_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _source(module: str) -> str:
-    """Of a module that is loaded, or as it would be found: neither it nor its packages are imported for that."""
+    """Source of a module, loaded or as the import system finds it; imports neither it nor its packages."""
     if not module or _is_installed(module):
         return ""
     loaded = sys.modules.get(module)
@@ -508,7 +508,7 @@ def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _is_installed(module: str) -> bool:
-    """Python's own, or a package's: its version says more than its source, and it may be large."""
+    """Whether a module belongs to Python or an installed package, which is identified by its version."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names and top != "__main__":
         return True

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+from dovetail.documents.fields import Mistake, Schema, Type, WrongValue, nearest, number_in
+from dovetail.errors import UNSET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DURATION_LIMIT_S = 366 * 86_400
 """One year: a longer duration is a typing error."""
@@ -21,7 +28,7 @@ def interruption_grace_s(timeout_s: float) -> float:
 
 
 def parse_duration(value: object) -> float:
-    """Seconds of 90, "90s", "5m" or "1h30m"; a ValueError says what is wrong with it."""
+    """Seconds of 90, "90s", "5m" or "1h30m"; ValueError if it is not one."""
     if isinstance(value, str):
         return _in_range(_seconds(value))
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -44,3 +51,22 @@ def _in_range(seconds: float) -> float:
     if not 0 < seconds <= DURATION_LIMIT_S:
         raise ValueError("is not more than nothing and at most 366 days")
     return float(seconds)
+
+
+def _duration_mistakes(value: object) -> Iterator[Mistake]:
+    try:
+        parse_duration(value)
+    except ValueError as error:
+        written = number_in(value) if isinstance(value, str) else None
+        seconds = nearest(written, 0.001, 86_400, otherwise=90)
+        yield WrongValue(value, DURATION_TEXT, str(error), (f"{seconds:g}s", UNSET))
+
+
+DURATION_TEXT = "a number of seconds, or a string such as 90s, 5m or 1h"
+DURATION_TEXT_SCHEMA: Schema = {"type": "string", "pattern": DURATION_PATTERN}
+DURATION = Type(
+    DURATION_TEXT,
+    "90s",
+    {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": DURATION_LIMIT_S}, DURATION_TEXT_SCHEMA]},
+    _duration_mistakes,
+)

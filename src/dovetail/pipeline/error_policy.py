@@ -5,9 +5,24 @@ Stages and UDFs share both."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from dovetail.documents.fields import (
+    STRING,
+    TEXT,
+    Field,
+    Mistake,
+    Record,
+    Type,
+    WrongValue,
+    choice,
+    is_number,
+    list_of,
+    one_of,
+    setting_problem,
+    whole,
+)
 from dovetail.errors import (
     Call,
     Change,
@@ -19,20 +34,54 @@ from dovetail.errors import (
     did_you_mean,
     short_repr,
 )
-from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.durations import (
+    DURATION,
+    DURATION_LIMIT_S,
+    DURATION_TEXT,
+    DURATION_TEXT_SCHEMA,
+    parse_duration,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 BAD_ERROR_POLICY = "DT442"
 FINAL_ACTIONS = ("fail", "skip")
 RETRY_OPTIONS = ("times", "backoff", "then")
-RETRY_KEYS = ("retry", *RETRY_OPTIONS)
-"""Keys of `on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}` in a file."""
 RETRY_EXAMPLE = Call("Retry", (Expression("ConnectionError"),), {"times": 3, "backoff": "1s", "then": "skip"})
 RETRY_FILE_EXAMPLE = "on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}"
 MAX_RETRIES = 1000
 ANY_EXCEPTION = "*"
+
+
+def _backoff_mistakes(value: object) -> Iterator[Mistake]:
+    if not is_number(value) or value != 0:
+        for mistake in DURATION.check(value):
+            assert isinstance(mistake, WrongValue)
+            yield replace(mistake, instead=("1s",))
+
+
+BACKOFF = Type(
+    DURATION_TEXT,
+    "1s",
+    {"anyOf": [{"type": "number", "minimum": 0, "maximum": DURATION_LIMIT_S}, DURATION_TEXT_SCHEMA]},
+    _backoff_mistakes,
+)
+RETRY = Record(
+    "Retry",
+    "A retry policy: `on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}`.",
+    (
+        Field(
+            "retry",
+            one_of("a name, or a list of names", STRING, list_of(TEXT)),
+            "Exception types that are retried; none: all.",
+        ),
+        Field("times", whole(1, MAX_RETRIES, example=3), "Retries after the first attempt.", 3),
+        Field("backoff", BACKOFF, "Wait before the first retry; it doubles with every further retry.", "1s"),
+        Field("then", choice(FINAL_ACTIONS), "When retries are used up: fail the run or skip the items.", "fail"),
+    ),
+)
+"""Keys of `on_error:` in a file; `Retry` has the same options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +140,12 @@ class Retry:
                 message = Text(written, " is not an exception type or the name of one")
                 example = Call("Retry", (Expression("ConnectionError"), Expression("TimeoutError")))
                 problems.append(Problem(BAD_ERROR_POLICY, message, fixes=(example,)))
-        problems += [*_check_times(times), *_check_final_action(then, "then")]
-        seconds = 0.0
-        try:
-            seconds = 0.0 if backoff == 0 and not isinstance(backoff, bool) else parse_duration(backoff)
-        except ValueError as error:
-            problems.append(
-                Problem(BAD_ERROR_POLICY, f"backoff={short_repr(backoff)} {error}", fixes=('backoff="1s"',))
-            )
+        options = RETRY.value_mistakes({"times": times, "backoff": backoff})
+        problems += [setting_problem(name, mistake, BAD_ERROR_POLICY) for name, mistake in options]
+        problems += _check_final_action(then, "then")
         if problems:
             raise ConfigError(problems)
+        seconds = parse_duration(backoff) if backoff else 0.0
         self.policy = ErrorPolicy(then, tuple(names) or (ANY_EXCEPTION,), times, seconds)
 
     def __eq__(self, other: object) -> bool:
@@ -144,13 +189,6 @@ def parse_error_policy(given: object) -> ErrorPolicy:
 def _unknown_retry_option(name: str, value: object) -> Problem:
     message = f"Retry() has no option {name}={short_repr(value)}{did_you_mean(name, RETRY_OPTIONS)}"
     return Problem(BAD_ERROR_POLICY, message, fixes=(RETRY_EXAMPLE,))
-
-
-def _check_times(times: object) -> list[Problem]:
-    if isinstance(times, int) and not isinstance(times, bool) and 1 <= times <= MAX_RETRIES:
-        return []
-    message = f"times={short_repr(times)} is not a whole number from 1 to {MAX_RETRIES:,}"
-    return [Problem(BAD_ERROR_POLICY, message, fixes=("times=3",))]
 
 
 def _check_final_action(given: object, name: str) -> list[Problem]:

@@ -5,27 +5,24 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from dovetail.documents.fields import Located, setting_problem
 from dovetail.errors import UNSET, Change, Problem, did_you_mean, short_repr
 from dovetail.pipeline.stage import Stage
-from dovetail.pipeline.stage_validation import AFTER_NOTHING, NAME_LIMIT, check_name, quote_value, stage_problems
+from dovetail.pipeline.stage_fields import AFTER_NOTHING, NAME, NAME_LIMIT, quote_value, stage_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Edges = dict[str, tuple[str, ...]]
-Located = tuple[tuple["str | int", ...], Problem]
-"""A problem, and the way to what it is about: ("stages", 2, "after", 0)."""
 
 PIPELINE_EXAMPLE = 'dt.Pipeline([dt.Stage("read", "my_package.my_module:read")])'
 
 
 def pipeline_problems(stages: Sequence[object], name: object) -> list[Located]:
-    """Everything that is wrong with these stages as a pipeline."""
-    found: list[Located] = []
-    mistake = check_name(name)
-    if mistake:
-        message = f"pipeline: name={short_repr(name)} {mistake[0]}"
-        found.append((("name",), Problem("DT034", message, fixes=(Change({"name": mistake[1]}),))))
+    """All problems of these stages as a pipeline."""
+    found: list[Located] = [
+        (("name",), setting_problem("name", mistake, "DT034", "pipeline")) for mistake in NAME.check(name)
+    ]
     if not stages:
         fixes = (f"write at least one: {PIPELINE_EXAMPLE}",)
         found.append((("stages",), Problem("DT030", "a pipeline without stages does nothing", fixes=fixes)))
@@ -74,7 +71,7 @@ def reverse_edges(edges: Mapping[str, tuple[str, ...]]) -> Edges:
 
 
 def topological_order(edges: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Names with parents before children, otherwise as given; what is in or behind a cycle is left out."""
+    """Names in topological order, otherwise as given; stages in or behind a cycle are left out."""
     position = {name: number for number, name in enumerate(edges)}
     names = list(edges)
     children = reverse_edges(edges)
@@ -107,7 +104,7 @@ def _duplicate_names(stages: Mapping[int, Stage]) -> Iterator[Located]:
 
 
 def _after(stages: Mapping[int, Stage], names: list[str]) -> Iterator[Located]:
-    """Entries of `after` that are no stage, the stage itself, or there twice."""
+    """Entries of `after` that are not a stage, are the stage itself, or are duplicates."""
     for number, stage in stages.items():
         given = _names_in(stage)
         good = [name for name in dict.fromkeys(given.values()) if name in names and name != stage.name]
@@ -168,7 +165,7 @@ def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:
 
 
 def _only_cycles(edges: Edges) -> Edges:
-    """What is left when stages that nothing leads to, or that lead nowhere, are taken away again and again."""
+    """Stages that remain after repeated removal of stages without parents or without children."""
     forward = set(topological_order(edges))
     rest = _among([name for name in edges if name not in forward], edges)
     backward = set(topological_order(reverse_edges(rest)))

@@ -14,12 +14,12 @@ from dovetail.pipeline.source_sink import SOURCE_AND_SINK
 
 EXAMPLE = "--set stages.caption.workers=4"
 PLAIN_TEXT_PREFIXES = tuple("*&!#%@`|>")
-"""A value that begins with one of these is a text such as *.jsonl, whatever YAML makes of it."""
+"""A value that begins with one of these is a string such as *.jsonl, although YAML reads it differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One value that the command line puts in the place of the file's."""
+    """A value of the command line that replaces one of the file."""
 
     path: KeyPath
     value: Any
@@ -29,7 +29,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class OverriddenDocument(Document):
-    """A document in which some parts were not written by the file."""
+    """A document with values of the command line."""
 
     said: Mapping[KeyPath, str] = field(default_factory=dict)
 
@@ -47,12 +47,12 @@ def parse_override(text: str, data: object) -> Override:
     if not equals or not where.strip():
         raise _override_error(said, f"{text!r} is not path=value", EXAMPLE)
     if not value.strip():
-        raise _override_error(said, "there is no value behind the =", f"--set {where}=null")
+        raise _override_error(said, "there is no value after the =", f"--set {where}=null")
     return Override(_parse_path(where.strip(), data, said), _parse_value(value.strip(), said), said)
 
 
 def apply_overrides(document: Document, changes: list[Override]) -> OverriddenDocument:
-    """The document with all of them, the last one last; what has no place for one is a ConfigError."""
+    """The document with all overrides, applied in order; ConfigError if one does not apply."""
     data = deepcopy(document.data)
     problems: list[Problem] = []
     for change in changes:
@@ -98,7 +98,7 @@ def _parse_path(where: str, data: object, said: str) -> KeyPath:
 
 
 def _split_stage_name(words: list[str], names: list[str]) -> list[str]:
-    """A stage's name may have dots in it: the longest that is one counts."""
+    """Split the name of a stage from the words; a name may contain dots, so the longest match counts."""
     for length in range(len(words), 0, -1):
         if ".".join(words[:length]) in names:
             return [".".join(words[:length]), *words[length:]]
@@ -112,7 +112,7 @@ def _stage_names(data: object) -> list[str]:
 
 
 def _set_value(data: Any, change: Override, depth: int) -> Any:
-    """The data with the value in its place; what lies on the way there is made."""
+    """The data with the value in its place; missing mappings are created."""
     if depth == len(change.path):
         return change.value
     step = change.path[depth]
@@ -122,7 +122,7 @@ def _set_value(data: Any, change: Override, depth: int) -> Any:
     if data is None:
         data = {}
     if depth == 1 and change.path[0] in SOURCE_AND_SINK and isinstance(data, str | list):
-        data = {"path": data}  # the short form of the same
+        data = {"path": data}  # expand the short form
     if depth == 3 and change.path[:2] == ("sink", "stages") and isinstance(data, str):
         data = {"path": data}
     if not isinstance(data, dict):

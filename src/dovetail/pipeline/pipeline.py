@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, init=False)
 class Pipeline:
-    """Stages, each after the one before it unless it says otherwise. A stage with several parents gets the union of
-    their items; an item goes to every child."""
+    """Stages, each after the one before it unless it has `after`. A stage with several parents gets the union of their
+    items; an item goes to every child."""
 
     stages: tuple[Stage, ...]
     name: str
@@ -61,7 +61,7 @@ class Pipeline:
         return next(stage for stage in self.stages if stage.name == name)
 
     def parents(self, name: str) -> tuple[str, ...]:
-        """The stages it gets items from, as written."""
+        """The stages that it gets items from, as written."""
         self._known(name)
         return self._parents[name]
 
@@ -80,7 +80,7 @@ class Pipeline:
     def load(cls, path: str | Path) -> Pipeline:
         """A YAML or JSON file; mistakes are reported with line and column."""
         try:
-            from dovetail.pipeline import pipeline_file  # late: most pipelines are made by code
+            from dovetail.pipeline import pipeline_file  # late: most pipelines are built by code
 
             written = pipeline_file.read_pipeline_file(path)
         except ConfigError as error:
@@ -89,7 +89,7 @@ class Pipeline:
 
     @classmethod
     def from_dict(cls, data: object) -> Pipeline:
-        """What a pipeline file holds, as plain data."""
+        """From the data of a pipeline file."""
         from dovetail.pipeline import pipeline_file
 
         return cls._from(pipeline_file.parse_pipeline_data(data))
@@ -101,7 +101,7 @@ class Pipeline:
         return cls(written.stages, written.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """What a pipeline file would hold; a function that a file cannot name is an error."""
+        """The data of a pipeline file; PipelineError if a file cannot name a function."""
         from dovetail.pipeline import pipeline_file
 
         data, problems = pipeline_file.pipeline_to_data(self.stages, self.name)

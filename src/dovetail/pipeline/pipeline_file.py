@@ -7,7 +7,8 @@ stages:
   - {name: read, run: "my_package.video:read"}
   - {name: caption, run: "my_package.video:Caption", resources: {gpus: 0.25, gpu_memory: 4GB}, batch_size: 16}
 
-`source`, `sink`, `mode`, `ordered` and `max_errors` (`ends.py`) are for `dovetail run`; a Pipeline has none of them.
+`source`, `sink`, `mode`, `ordered` and `max_errors` (`source_sink.py`) are for `dovetail run`; a Pipeline has none of
+them.
 """
 
 from __future__ import annotations
@@ -19,41 +20,74 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.document import Document, KeyPath, dotted_path
+from dovetail.documents.fields import (
+    NULL,
+    Field,
+    Record,
+    Schema,
+    UnknownKey,
+    WrongValue,
+    file_problem,
+    is_quotable,
+    list_of,
+    record_type,
+)
 from dovetail.documents.parser import read_document
-from dovetail.documents.validation import missing_key_problem, unknown_key_problem
 from dovetail.documents.yaml_surface import YAML
 from dovetail.errors import ConfigError, Problem, ResourceError, short_repr
-from dovetail.pipeline.error_policy import RETRY_FILE_EXAMPLE, RETRY_KEYS, Retry, retry_from_data, retry_to_data
+from dovetail.pipeline.error_policy import RETRY, RETRY_FILE_EXAMPLE, Retry, retry_from_data, retry_to_data
 from dovetail.pipeline.graph import pipeline_problems, reverse_edges, stage_edges
-from dovetail.pipeline.source_sink import TOP_KEYS, job_problems
+from dovetail.pipeline.source_sink import JOB, job_problems
 from dovetail.pipeline.stage import Each, Stage
-from dovetail.pipeline.stage_validation import is_quotable, quote_value
-from dovetail.resources.resources import Resources
+from dovetail.pipeline.stage_fields import NAME, STAGE, quote_value
+from dovetail.resources.resources import RESOURCES, Resources
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-FILE_KEYS = ("name", "stages", *TOP_KEYS)
-STAGE_KEYS = tuple(item.name for item in fields(Stage))
-RESOURCE_KEYS = tuple(item.name for item in fields(Resources))
-STAGE_EXAMPLE = '{name: read, run: "my_package.my_module:read"}'
-EXAMPLES = {
-    "name": "name: read",
-    "run": 'run: "my_package.my_module:read"',
-    "stages": f"stages: [{STAGE_EXAMPLE}]",
-}
+EXAMPLE_STAGE = {"name": "read", "run": "my_package.my_module:read"}
+EXAMPLE_FILE = {"stages": [EXAMPLE_STAGE]}
+STAGES = list_of(
+    replace(record_type(STAGE, EXAMPLE_STAGE), schema={"$ref": "#/$defs/stage"}), "a list of [stages](#stage)"
+)
+PIPELINE_FILE = Record(
+    "Pipeline file",
+    "Stages, what one worker of each needs, their order, and where items come from and go.",
+    (
+        Field("name", NAME, "Name of the pipeline.", "pipeline"),
+        Field(
+            "stages",
+            replace(STAGES, schema={**STAGES.schema, "minItems": 1}),
+            "The stages, each after the one before it unless it has `after`.",
+            required=True,
+        ),
+        *JOB.fields,
+    ),
+)
+
+
+def schema() -> Schema:
+    """The JSON Schema of a pipeline file."""
+    workers = {"workers": {"not": {"const": "auto"}}, "workers_per_node": {"not": NULL}}
+    stage = {**STAGE.schema(), "not": {"properties": workers, "required": list(workers)}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Dovetail pipeline",
+        **PIPELINE_FILE.schema(),
+        "$defs": {"stage": stage, "resources": RESOURCES.schema()},
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedPipelineFile:
-    """A pipeline file as far as it could be read, and everything that is wrong with it."""
+    """A pipeline file as far as it could be read, and all problems in it."""
 
     name: str
     stages: tuple[Stage, ...]
     problems: tuple[Problem, ...]
     job: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else it says: `source`, `sink`, `mode`, ..., checked for their form."""
+    """The other keys: `source`, `sink`, `mode`, ..."""
 
 
 def read_pipeline_file(path: str | Path) -> ParsedPipelineFile:
@@ -69,19 +103,19 @@ def parse_pipeline_data(data: object) -> ParsedPipelineFile:
 
 
 class _PipelineFileReader:
-    """Collects mistakes of form and of value, so that all of them can be fixed at once."""
+    """Collects all problems, so that they can be fixed at once."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
         self.problems: list[Problem] = []
         self.given: list[set[str]] = []
-        """Keys of each stage that were there; what was left out for want of form is not a value that is wrong."""
+        """Keys of each stage in the file; a missing key is reported once, not also as an invalid value."""
 
     def file(self) -> ParsedPipelineFile:
-        top = self._mapping((), self.document.data, FILE_KEYS, ("stages",), EXAMPLES["stages"])
+        top = self._mapping((), self.document.data, PIPELINE_FILE, EXAMPLE_FILE)
         entries = top.get("stages", ())
         if not isinstance(entries, list | tuple):
-            self._form(("stages",), entries, "a list", EXAMPLES["stages"])
+            self._report(("stages",), WrongValue(entries, "a list", instead=(EXAMPLE_FILE["stages"],)))
             entries = ()
         stages = [self._stage(("stages", number), entry) for number, entry in enumerate(entries)]
         name = top.get("name", "pipeline")
@@ -94,11 +128,11 @@ class _PipelineFileReader:
         )
         for path, problem in job_problems(top, leaves):
             self.problems.append(replace(problem, place=self.document.place(path)))
-        job = {key: top[key] for key in TOP_KEYS if key in top}
+        job = {key: top[key] for key in JOB.names if key in top}
         return ParsedPipelineFile(name, tuple(stages), tuple(sorted(self.problems, key=self._line_and_column)), job)
 
     def _stage(self, path: KeyPath, entry: object) -> Stage:
-        known = self._mapping(path, entry, STAGE_KEYS, ("name", "run"), f"- {STAGE_EXAMPLE}")
+        known = self._mapping(path, entry, STAGE, EXAMPLE_STAGE)
         self.given.append(set(known))
         values = {"name": None, "run": None, **known}
         if "resources" in values:
@@ -110,7 +144,7 @@ class _PipelineFileReader:
 
     def _retry(self, path: KeyPath, entry: Mapping[Any, Any]) -> object:
         """The `dt.Retry` of `on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}`."""
-        known = self._mapping(path, entry, RETRY_KEYS, (), RETRY_FILE_EXAMPLE)
+        known = self._mapping(path, entry, RETRY, {})
         try:
             return retry_from_data(known)
         except ConfigError as error:
@@ -119,7 +153,7 @@ class _PipelineFileReader:
             return "fail"
 
     def _resources(self, path: KeyPath, entry: object, called: str) -> Resources:
-        known = self._mapping(path, entry, RESOURCE_KEYS, (), "resources: {cpus: 1}")
+        known = self._mapping(path, entry, RESOURCES, {"cpus": 1})
         try:
             return Resources(**known)
         except ResourceError as error:
@@ -129,41 +163,24 @@ class _PipelineFileReader:
                 self._add((*path, *about), replace(problem, message=f"{called}: {problem.message}"))
             return Resources()
 
-    def _mapping(
-        self, path: KeyPath, data: object, keys: Collection[str], needed: Collection[str], example: str
-    ) -> dict[str, Any]:
-        """The known keys; unknown ones, and needed ones that are not there, are problems."""
+    def _mapping(self, path: KeyPath, data: object, record: Record, example: object) -> dict[str, Any]:
+        """The values of known keys; unknown and missing keys are problems."""
         if not isinstance(data, Mapping):
-            self._form(path, data, "a mapping", example)
+            self._report(path, WrongValue(data, "a mapping", instead=(example,)))
             return {}
-        for key in data:
-            if not isinstance(key, str) or key not in keys:
-                self.problems.append(self._unknown(path, key, data[key], keys))
-        for key in needed:
-            if key not in data:
-                where = (*path, key)
-                problem = missing_key_problem(dotted_path("", where), key, self.document.place(where))
-                self.problems.append(replace(problem, fixes=(EXAMPLES[key],)))
-        return {key: data[key] for key in keys if key in data}
+        for mistake in record.key_mistakes(data):
+            problem = file_problem(mistake, path)
+            if isinstance(mistake, UnknownKey):
+                problem = _with_hint(problem, mistake, record)
+            self.problems.append(replace(problem, place=self.document.place((*path, *mistake.path))))
+        return {key: data[key] for key in record.names if key in data}
 
-    def _unknown(self, path: KeyPath, key: object, value: object, keys: Collection[str]) -> Problem:
-        word = key if isinstance(key, str) else short_repr(key)
-        problem = unknown_key_problem(word, keys, self.document.place((*path, word)))
-        if keys is STAGE_KEYS and word in RESOURCE_KEYS:
-            fixes = (f"resources: {{{word}: {quote_value(value) if is_quotable(value) else 1}}}",)
-            return replace(problem, message=f"unknown key {word!r}: it belongs under 'resources'", fixes=fixes)
-        if keys is RESOURCE_KEYS and word in STAGE_KEYS:
-            fixes = (f"move {word!r} out of 'resources', beside it",)
-            return replace(problem, message=f"unknown key {word!r}: it belongs to the stage", fixes=fixes)
-        return problem
-
-    def _form(self, path: KeyPath, data: object, wanted: str, example: str) -> None:
-        where = dotted_path("", path) or "the file"
-        message = f"{where} should be {wanted}, not {short_repr(data)}"
-        self.problems.append(Problem("DT013", message, fixes=(example,), place=self.document.place(path)))
+    def _report(self, path: KeyPath, mistake: WrongValue) -> None:
+        problem = file_problem(replace(mistake, path=path))
+        self.problems.append(replace(problem, place=self.document.place(path)))
 
     def _line_and_column(self, problem: Problem) -> tuple[int, ...]:
-        """What the command line changed (`changes.py`) has neither, and comes first."""
+        """Order of problems. Values of the command line (`overrides.py`) have neither, and come first."""
         found = re.search(r":(\d+):(\d+)$", problem.place) if self.document.root is not None else None
         return (int(found[1]), int(found[2])) if found and not problem.place.startswith("--") else ()
 
@@ -174,12 +191,25 @@ class _PipelineFileReader:
         return True
 
     def _add(self, path: KeyPath, problem: Problem) -> None:
-        fixes = (EXAMPLES["stages"],) if problem.code == "DT030" else YAML.fixes(problem)
+        fixes = (YAML.assignment("stages", [EXAMPLE_STAGE]),) if problem.code == "DT030" else YAML.fixes(problem)
         self.problems.append(replace(problem, fixes=fixes, place=self.document.place(path)))
 
 
+def _with_hint(problem: Problem, mistake: UnknownKey, record: Record) -> Problem:
+    """The problem of an unknown key, with the mapping that it belongs to."""
+    word = str(mistake.path[-1])
+    if record is STAGE and word in RESOURCES.by_name:
+        value = quote_value(mistake.value) if is_quotable(mistake.value) else 1
+        message = f"unknown key {word!r}: it belongs under 'resources'"
+        return replace(problem, message=message, fixes=(f"resources: {{{word}: {value}}}",))
+    if record is RESOURCES and word in STAGE.by_name:
+        message = f"unknown key {word!r}: it belongs to the stage"
+        return replace(problem, message=message, fixes=(f"move {word!r} out of 'resources', beside it",))
+    return problem
+
+
 def pipeline_to_data(stages: Sequence[Stage], name: str) -> tuple[dict[str, Any], list[Problem]]:
-    """What a file would hold, and which functions it could not name."""
+    """The data of a pipeline file, and a problem for each function that a file cannot name."""
     problems: list[Problem] = []
     entries = []
     for stage in stages:
@@ -199,7 +229,7 @@ def pipeline_to_data(stages: Sequence[Stage], name: str) -> tuple[dict[str, Any]
 
 
 def importable_name(run: object) -> str | None:
-    """ "module:name" if that is where this very function or class is found, else None."""
+    """ "module:name" of a function or class that can be imported under this name, else None."""
     if isinstance(run, str):
         return run
     inner = run.fn if isinstance(run, Each) else run
@@ -213,7 +243,7 @@ def importable_name(run: object) -> str | None:
 
 
 def _non_default_values(value: Stage | Resources) -> dict[str, Any]:
-    """The fields that are not as they are by default, as plain data."""
+    """The values that differ from their defaults, as plain data."""
     data = {}
     for item in fields(value):
         default = item.default_factory() if item.default_factory is not MISSING else item.default

@@ -1,7 +1,7 @@
-"""The keys `source`, `sink`, `mode`, `ordered` and `max_errors` of a pipeline file: validation and schema.
+"""Declaration of the keys `source`, `sink`, `mode`, `ordered` and `max_errors` of a pipeline file.
 
 source: data/*.jsonl                                  # or [a.jsonl, b.jsonl], or {path: ..., format: csv, ...}
-source: {run: "my_module:rows", args: {split: dev}}   # a function that gives an iterable
+source: {run: "my_module:rows", args: {split: dev}}   # a function that returns an iterable
 sink: {path: out.parquet, ordered: true}              # or out.jsonl, or {run: "my_module:keep"}
 sink: {stages: {good: good.jsonl, bad: bad.jsonl}}    # of a pipeline with several ends
 """
@@ -10,49 +10,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.document import KeyPath, dotted_path
-from dovetail.documents.validation import missing_key_problem, unknown_key_problem
+from dovetail.documents.fields import (
+    FLAG,
+    MAPPING,
+    PATH,
+    PATHS,
+    TEXT,
+    TEXTS,
+    Field,
+    Located,
+    Mistake,
+    Record,
+    Type,
+    WrongValue,
+    choice,
+    file_problem,
+    mapping_of,
+    predicate,
+    whole,
+)
 from dovetail.errors import Problem, did_you_mean, short_repr
 from dovetail.pipeline.error_policy import MAX_ERRORS_TEXT, PERCENT_PATTERN, parse_max_errors
-from dovetail.pipeline.stage_validation import RUN_PATTERN
+from dovetail.pipeline.stage_fields import RUN_PATTERN
+from dovetail.resources.resources import SIZE_PATTERN
 from dovetail.resources.sizes import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-Schema = dict[str, Any]
-Located = tuple[KeyPath, Problem]
+    from collections.abc import Iterable, Iterator, Sequence
 
 MODES = ("auto", "streaming", "sequential", "waves")
-"""As `scheduling` has them, which this package does not know."""
+"""The modes of `scheduling`, which this package does not import."""
 EXISTS = ("replace", "fail", "append")
 COUNT_LIMIT = 10**12
-SIZE_PATTERN = r"^\s*[0-9.][0-9._]*([eE][+-]?[0-9]+)?\s*([kKmMgGtTpP]([iI]?[bB])?|[bB])\s*$"
-
-
-@dataclass(frozen=True, slots=True)
-class ValueType:
-    """A kind of value: what it is called, one that fits, how it is told, and how an editor is told."""
-
-    words: str
-    example: str
-    fits: Callable[[object], bool]
-    schema: Schema
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_text, value)) and len(set(value)) == len(value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT_LIMIT
 
 
 def _is_error_limit(value: object) -> bool:
@@ -69,175 +62,160 @@ def _is_size(value: object) -> bool:
         return False
 
 
-def choice(values: Sequence[str]) -> ValueType:
-    listed = ", ".join(values)
-    return ValueType(f"one of {listed}", values[0], lambda value: value in values, {"enum": list(values)})
+def _is_run(value: object) -> bool:
+    return isinstance(value, str) and re.search(RUN_PATTERN, value) is not None
 
 
-_TEXT_SCHEMA: Schema = {"type": "string", "minLength": 1}
-_TEXTS_SCHEMA: Schema = {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "uniqueItems": True}
-TEXT = ValueType("a text", "utf-8", _is_text, _TEXT_SCHEMA)
-PATH = ValueType("a path", "out.jsonl", _is_text, _TEXT_SCHEMA)
-PATHS = ValueType(
-    "a path, or a list of paths",
-    "data/*.jsonl",
-    lambda value: _is_text(value) or _is_texts(value),
-    {"anyOf": [_TEXT_SCHEMA, _TEXTS_SCHEMA]},
+COUNT = whole(0, COUNT_LIMIT, "a whole number from 0 on", example=1000)
+ERROR_LIMIT = predicate(
+    MAX_ERRORS_TEXT, 1000, {"anyOf": [COUNT.schema, {"type": "string", "pattern": PERCENT_PATTERN}]}, _is_error_limit
 )
-TEXTS = ValueType("a list of names", "[id, text]", _is_texts, _TEXTS_SCHEMA)
-FLAG = ValueType("true or false", "true", lambda value: isinstance(value, bool), {"type": "boolean"})
-COUNT = ValueType(
-    "a whole number from 0 on", "1000", _is_count, {"type": "integer", "minimum": 0, "maximum": COUNT_LIMIT}
+SIZE = predicate("a size", "256MB", {"type": "string", "pattern": SIZE_PATTERN}, _is_size)
+FUNCTION = predicate("'package.module:name'", "my_module:rows", {"type": "string", "pattern": RUN_PATTERN}, _is_run)
+
+SOURCE = Record(
+    "Source",
+    "Files that items are read from.",
+    (
+        Field(
+            "path",
+            PATHS,
+            "Files, folders, globs or URLs; relative paths start at the folder of this file.",
+            required=True,
+        ),
+        Field(
+            "format",
+            TEXT,
+            "jsonl, csv, text, parquet, lance, paths or bytes; by default that of the file name.",
+            nullable=True,
+        ),
+        Field("columns", TEXTS, "Columns to read.", nullable=True),
+        Field("encoding", TEXT, "Encoding of text and CSV.", "utf-8"),
+        Field("delimiter", TEXT, "Delimiter of CSV.", nullable=True),
+        Field("header", FLAG, "Whether the first line of CSV has the names of the columns.", True),
+        Field("limit", COUNT, "Maximum number of rows.", nullable=True),
+    ),
 )
-ERROR_LIMIT = ValueType(
-    MAX_ERRORS_TEXT, "1000", _is_error_limit, {"anyOf": [COUNT.schema, {"type": "string", "pattern": PERCENT_PATTERN}]}
+SOURCE_FUNCTION = Record(
+    "Source function",
+    "A function that items are read from.",
+    (
+        Field("run", FUNCTION, "A function that returns an iterable of items.", required=True),
+        Field("args", MAPPING, "Its arguments."),
+    ),
 )
-SIZE = ValueType("a size", "256MB", _is_size, {"type": "string", "pattern": SIZE_PATTERN})
-FUNCTION = ValueType(
-    "'package.module:name'",
-    "my_module:rows",
-    lambda value: isinstance(value, str) and re.search(RUN_PATTERN, value) is not None,
-    {"type": "string", "pattern": RUN_PATTERN},
+SINK = Record(
+    "Sink",
+    "A file that results are written to.",
+    (
+        Field("path", PATH, "A file or URL; relative paths start at the folder of this file.", required=True),
+        Field("format", TEXT, "jsonl, csv, parquet or lance; by default that of the file name.", nullable=True),
+        Field("ordered", FLAG, "Write rows in the order of the source.", False),
+        Field("shard_size", SIZE, "Write several files of about this size instead of one.", nullable=True),
+        Field("exists", choice(EXISTS), "If the file exists: replace it at the end, fail, or append to it.", "replace"),
+        Field("columns", TEXTS, "Columns to write, in this order.", nullable=True),
+        Field("compression", TEXT, "Compression of Parquet.", nullable=True),
+    ),
 )
-ARGUMENTS = ValueType(
-    "a mapping of arguments", "{split: dev}", lambda value: isinstance(value, Mapping), {"type": "object"}
+SINK_FUNCTION = Record(
+    "Sink function",
+    "A function that results are passed to.",
+    (Field("run", FUNCTION, "A function that is called with lists of results, in the driver.", required=True),),
 )
 
-Keys = dict[str, tuple[ValueType, bool, str]]
-"""Key -> its form, whether it may also be null, what it means."""
-SOURCE_KEYS: Keys = {
-    "path": (PATHS, False, "Files, folders, globs or URLs; relative ones start at the folder of this file."),
-    "format": (TEXT, True, "jsonl, csv, text, parquet, lance, paths or bytes; by the name if left out."),
-    "columns": (TEXTS, True, "Which columns are read."),
-    "encoding": (TEXT, False, "Of text and CSV."),
-    "delimiter": (TEXT, True, "Of CSV."),
-    "header": (FLAG, False, "Whether the first line of CSV has the names of the columns."),
-    "limit": (COUNT, True, "At most so many rows."),
-}
-SINK_KEYS: Keys = {
-    "path": (PATH, False, "A file or URL; relative ones start at the folder of this file."),
-    "format": (TEXT, True, "jsonl, csv, parquet or lance; by the name if left out."),
-    "ordered": (FLAG, False, "Whether rows stand in the order of the source."),
-    "shard_size": (SIZE, True, "Several files of about this size instead of one."),
-    "exists": (choice(EXISTS), False, "What becomes of a file that is there: replaced at the end, refused, added to."),
-    "columns": (TEXTS, True, "Which columns are written, in this order."),
-    "compression": (TEXT, True, "Of Parquet."),
-}
-SOURCE_RUN_KEYS: Keys = {
-    "run": (FUNCTION, False, "A function that gives an iterable of items."),
-    "args": (ARGUMENTS, False, "What it is called with."),
-}
-SINK_RUN_KEYS: Keys = {"run": (FUNCTION, False, "A function that is called with lists of results, in the driver.")}
-JOB_KEYS: Keys = {
-    "mode": (choice(MODES), False, "How stages share the cluster."),
-    "ordered": (FLAG, False, "Whether results leave in the order of the source."),
-    "max_errors": (ERROR_LIMIT, True, "More failed items than this, or than this percentage of them, fail the run."),
-}
+
+def _path_or_function(plain: Type, path: Record, function: Record) -> Type:
+    """A path, or a mapping with a path or a function."""
+
+    def check(value: object) -> Iterator[Mistake]:
+        if not isinstance(value, Mapping):
+            if not plain.accepts(value):
+                yield WrongValue(value, f"{plain.text}, or a mapping with 'path' or 'run'", instead=(plain.example,))
+        elif "run" not in value:
+            yield from path.mistakes(value)
+        elif "path" not in value:
+            yield from function.mistakes(value)
+
+    choices = [*plain.schema.get("anyOf", [plain.schema]), path.schema(), function.schema()]
+    return Type(f"{plain.text}, or a mapping with 'path' or 'run'", plain.example, {"anyOf": choices}, check)
+
+
+SOURCE_VALUE = _path_or_function(PATHS, SOURCE, SOURCE_FUNCTION)
+SINK_ENTRY = _path_or_function(PATH, SINK, SINK_FUNCTION)
+LEAF_SINKS = Record(
+    "Sinks of several last stages",
+    "One sink for each stage whose results leave the pipeline.",
+    (
+        Field(
+            "stages",
+            mapping_of(SINK_ENTRY, "a mapping of stages to sinks", {"good": "good.jsonl"}, may_be_empty=False),
+            "Name of the stage and its sink.",
+            required=True,
+        ),
+    ),
+)
+
+
+def _sink_mistakes(value: object) -> Iterable[Mistake]:
+    if isinstance(value, Mapping) and "stages" in value:
+        return LEAF_SINKS.mistakes(value)
+    return SINK_ENTRY.check(value)
+
+
+SINK_VALUE = Type(
+    f"{SINK_ENTRY.text} or 'stages'",
+    SINK_ENTRY.example,
+    {"anyOf": [*SINK_ENTRY.schema["anyOf"], LEAF_SINKS.schema()]},
+    _sink_mistakes,
+)
 SOURCE_AND_SINK = ("source", "sink")
-TOP_KEYS = (*SOURCE_AND_SINK, *JOB_KEYS)
+JOB = Record(
+    "Job",
+    "Source, sink and settings of a run.",
+    (
+        Field("source", SOURCE_VALUE, "Where items come from: paths, or a function that returns them."),
+        Field(
+            "sink", SINK_VALUE, "Where results go: a file, a function, or one per stage; default stdout.", nullable=True
+        ),
+        Field("mode", choice(MODES), "How stages share the cluster."),
+        Field("ordered", FLAG, "Deliver results in the order of the source."),
+        Field(
+            "max_errors",
+            ERROR_LIMIT,
+            "Fail the run when more items than this, a number or a percentage, have failed.",
+            nullable=True,
+        ),
+    ),
+)
 
 
 def job_problems(top: Mapping[str, Any], leaves: Sequence[str] | None) -> Iterator[Located]:
-    """What is wrong with the form of everything in a file but its stages; `leaves` is None if these are wrong."""
-    if "source" in top:
-        yield from _source_or_sink_problems(("source",), top["source"], PATHS, SOURCE_KEYS, SOURCE_RUN_KEYS)
+    """Problems of the keys of a file other than `name` and `stages`; `leaves` are the stages whose results leave the
+    pipeline, None if the stages are invalid."""
+    for name, mistake in JOB.value_mistakes(top):
+        path = (name, *mistake.path)
+        yield path, file_problem(replace(mistake, path=path))
     sink = top.get("sink")
-    if isinstance(sink, Mapping) and "stages" in sink:
-        yield from _leaf_sink_problems(sink, leaves)
-    elif sink is not None:
-        yield from _source_or_sink_problems(("sink",), sink, PATH, SINK_KEYS, SINK_RUN_KEYS)
-    given = {key: top[key] for key in JOB_KEYS if key in top}
-    yield from value_problems((), given, JOB_KEYS)
+    yield from _path_and_function_problems(("source",), top.get("source"))
+    yield from _path_and_function_problems(("sink",), sink)
+    if isinstance(sink, Mapping) and isinstance(sink.get("stages"), Mapping):
+        yield from _leaf_problems(sink["stages"], leaves)
 
 
-def _source_or_sink_problems(
-    path: KeyPath, entry: object, plain: ValueType, keys: Keys, run_keys: Keys
-) -> Iterator[Located]:
-    if not isinstance(entry, Mapping):
-        if not plain.fits(entry):
-            words = f"{plain.words}, or a mapping with 'path' or 'run'"
-            yield path, _wrong_type(path, entry, words, f"{path[-1]}: {plain.example}")
-        return
-    if "path" in entry and "run" in entry:
-        fix = "remove 'path' or 'run'"
-        yield path, Problem("DT035", f"{dotted_path('', path)} has both a path and a function", fixes=(fix,))
-        return
-    known = run_keys if "run" in entry else keys
-    if "path" not in entry and "run" not in entry:
-        where = (*path, "path")
-        problem = missing_key_problem(dotted_path("", where), "path", "")
-        yield where, Problem(problem.code, problem.message, fixes=(f"path: {plain.example}",))
-    yield from value_problems(path, entry, known)
+def _path_and_function_problems(path: KeyPath, entry: object) -> Iterator[Located]:
+    if isinstance(entry, Mapping) and "path" in entry and "run" in entry:
+        message = f"{dotted_path('', path)} has both a path and a function"
+        yield path, Problem("DT035", message, fixes=("remove 'path' or 'run'",))
 
 
-def value_problems(path: KeyPath, entry: Mapping[Any, object], keys: Keys) -> Iterator[Located]:
-    for key, value in entry.items():
-        where = (*path, str(key))
-        if key not in keys:
-            yield where, unknown_key_problem(str(key), keys, "")
-            continue
-        form, nullable, _ = keys[key]
-        if not form.fits(value) and not (nullable and value is None):
-            yield where, _wrong_type(where, value, form.words, f"{key}: {form.example}")
-
-
-def _leaf_sink_problems(sink: Mapping[Any, Any], leaves: Sequence[str] | None) -> Iterator[Located]:
+def _leaf_problems(entries: Mapping[Any, Any], leaves: Sequence[str] | None) -> Iterator[Located]:
     path: KeyPath = ("sink", "stages")
-    for key in sink:
-        if key != "stages":
-            yield ("sink", str(key)), unknown_key_problem(str(key), ("stages",), "")
-    entries = sink["stages"]
-    if not isinstance(entries, Mapping) or not entries:
-        example = f"sink: {{stages: {{{(leaves or ['good'])[0]}: out.jsonl}}}}"
-        yield path, _wrong_type(path, entries, "a mapping of stages to sinks", example)
-        return
     for name, entry in entries.items():
         if leaves is not None and name not in leaves:
             message = f"no results leave at stage {short_repr(name)}{did_you_mean(str(name), leaves)}"
             yield (*path, str(name)), Problem("DT032", message, fixes=(f"one of: {', '.join(leaves)}",))
-        yield from _source_or_sink_problems((*path, str(name)), entry, PATH, SINK_KEYS, SINK_RUN_KEYS)
+        yield from _path_and_function_problems((*path, str(name)), entry)
     for name in leaves or ():
-        if name not in entries:
-            message = f"results leave at stage {name!r}, too, and there is no sink for it"
+        if entries and name not in entries:
+            message = f"results also leave at stage {name!r}, which has no sink"
             yield path, Problem("DT035", message, fixes=(f"{name}: {name}.jsonl",))
-
-
-def _wrong_type(path: KeyPath, value: object, words: str, fix: str) -> Problem:
-    return Problem("DT013", f"{dotted_path('', path)} should be {words}, not {short_repr(value)}", fixes=(fix,))
-
-
-# --- for editors
-
-
-def source_sink_schemas() -> dict[str, Schema]:
-    """Key -> JSON Schema, with what it means."""
-    source = _path_or_run_schema(PATHS, SOURCE_KEYS, SOURCE_RUN_KEYS)
-    sink = _path_or_run_schema(PATH, SINK_KEYS, SINK_RUN_KEYS)
-    per_leaf = {
-        "type": "object",
-        "properties": {"stages": {"type": "object", "additionalProperties": sink, "minProperties": 1}},
-        "required": ["stages"],
-        "additionalProperties": False,
-    }
-    sinks = {"anyOf": [*sink["anyOf"], per_leaf, {"type": "null"}]}
-    described: dict[str, Schema] = {
-        "source": {**source, "description": "Where items come from: paths, or a function that gives them."},
-        "sink": {**sinks, "description": "Where results go: a file, a function, or one per stage; else to stdout."},
-    }
-    return described | _properties(JOB_KEYS)
-
-
-def _path_or_run_schema(plain: ValueType, keys: Keys, run_keys: Keys) -> Schema:
-    return {"anyOf": [plain.schema, _object(keys, "path"), _object(run_keys, "run")]}
-
-
-def _object(keys: Keys, needed: str) -> Schema:
-    return {"type": "object", "properties": _properties(keys), "required": [needed], "additionalProperties": False}
-
-
-def _properties(keys: Keys) -> dict[str, Schema]:
-    found = {}
-    for key, (form, nullable, description) in keys.items():
-        part = {"anyOf": [*form.schema.get("anyOf", [form.schema]), {"type": "null"}]} if nullable else form.schema
-        found[key] = {**part, "description": description}
-    return found

@@ -23,7 +23,7 @@ ONE_CPU = Resources()
 
 @dataclass(frozen=True)
 class Each:
-    """A function, or a class of workers, that gets one item instead of a list of them."""
+    """A function, or a class of workers, that is called with one item instead of a list of items."""
 
     fn: Callable[..., Any]
 
@@ -32,13 +32,13 @@ class Each:
 
 
 def each(fn: Callable[..., Any]) -> Each:
-    """Marks one item in, one out; None drops the item, an iterator fans it out. Also a decorator."""
+    """Call a function once per item: it returns one item, None to drop it, or an iterator. Also a decorator."""
     return fn if isinstance(fn, Each) else Each(fn)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step: `run` with `resources` for each of its workers. Its values are checked by `Pipeline`, not here."""
+    """One step of a pipeline: a function or class, and the resources of each worker. `Pipeline` validates it."""
 
     name: str
     run: Run
@@ -47,12 +47,12 @@ class Stage:
     batch_size: int = 1
     """Items per call."""
     workers: Workers = "auto"
-    """How many: "auto", n, or (least, most)."""
+    """Number of workers: "auto", n, or (minimum, maximum)."""
     workers_per_node: int | None = None
     slots: int | None = None
     """Batches in flight per worker."""
     rate: float | None = None
-    """Items per second that ONE worker takes in; None: measured."""
+    """Items per second that one worker takes in; None: measured."""
     returns: float | None = None
     """Items out per item in; None: measured."""
     ranks: int = 1
@@ -61,7 +61,7 @@ class Stage:
     on_error: Literal["fail", "skip"] | Retry = "fail"
     """When a call fails: fail the run, skip its items, or retry it in its worker (`dt.Retry`)."""
     timeout: float | str | None = None
-    """For one call: seconds, or "90s", "5m", "1h"."""
+    """Time limit of one call: seconds, or "90s", "5m", "1h"."""
     setup_timeout: float | str | None = None
     env: Mapping[str, str] | None = None
     runtime_env: Mapping[str, Any] | None = None
@@ -70,9 +70,9 @@ class Stage:
     fuse: bool = True
     """Whether it may share workers with a neighbour."""
     barrier: bool = False
-    """Whether it needs all of its input before it gives anything."""
+    """Whether it needs all of its input before it returns any output."""
     recycle: int | str | None = None
-    """A worker is replaced after so many batches, or at this age ("1h")."""
+    """Replace a worker after this number of batches, or at this age ("1h")."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -110,7 +110,7 @@ class Stage:
 
 
 def _plain(value: object) -> object:
-    """Numpy's numbers become Python's; lists and mappings are copied, so that nobody changes them later."""
+    """Convert numbers of numpy to Python; copy lists and mappings, so that later changes have no effect."""
     if isinstance(value, bool | int):
         return value
     if isinstance(value, list):
@@ -130,12 +130,12 @@ def _inner(run: object) -> object:
 
 
 def is_class(run: object) -> bool:
-    """Whether workers are objects of a class, set up once; False for a text, which is not looked up here."""
+    """Whether workers are objects of a class, set up once; False for a string, which is not imported here."""
     return isinstance(_inner(run), type)
 
 
 def is_async(run: object) -> bool:
-    """Whether calls are awaited; False for a text, which is not looked up here."""
+    """Whether calls are awaited; False for a string, which is not imported here."""
     inner = _inner(run)
     called = (inner, getattr(inner, "__call__", None))  # noqa: B004 - an object's own method, not whether it has one
     return any(inspect.iscoroutinefunction(item) or inspect.isasyncgenfunction(item) for item in called)

@@ -1,7 +1,7 @@
 """Units: stages fused so that they share workers.
 
-Fused are linear neighbours between which nothing is gained by having workers of their own: equal needs and settings,
-nothing expensive to set up, and no batch that would reach a function smaller than it asked for.
+Linear neighbours are fused if separate workers gain nothing: equal resources and settings, no expensive setup, and no
+function that would get smaller batches than its batch_size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape
 
 NAME_WIDTH = 60
-"""Letters of a unit's name in tables."""
+"""Maximum length of the name of a unit in tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def multiplicity(pipeline: Pipeline, returns: Mapping[str, float]) -> dict[str, 
 
 def _unit(group: Sequence[Stage], pipeline: Pipeline, group_of: Mapping[str, Sequence[Stage]]) -> Unit:
     head = group[0]
-    # no unit comes twice: of fused stages only the last has a child outside
+    # no unit appears twice: of fused stages only the last has a child outside the unit
     parents = tuple(_name(group_of[parent]) for parent in pipeline.parents(head.name))
     return Unit(
         name=_name(group),
@@ -94,7 +94,7 @@ def _name(group: Sequence[Stage]) -> str:
 
 
 def short_unit_name(unit: str) -> str:
-    """The name of a unit where there is little room: of many fused stages the first and the last."""
+    """A short name of a unit: the first and the last of many fused stages."""
     stages = unit.split("+")
     if len(stages) < 3 or len(unit) <= NAME_WIDTH:
         return unit
@@ -122,7 +122,7 @@ def _may_fuse(stage: Stage) -> bool:
 
 
 def _settings(stage: Stage) -> tuple[object, ...]:
-    """What stages of one unit must agree on; retries too, because a retry repeats the unit."""
+    """Settings that stages of one unit must have in common; also retries, because a retry repeats the unit."""
     environment = (dict(stage.env or {}), dict(stage.runtime_env or {}))
     timeouts = (stage.timeout_s, stage.setup_timeout_s)
     recycle = (stage.recycle_batches, stage.recycle_s)

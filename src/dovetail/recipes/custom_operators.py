@@ -81,11 +81,12 @@ def import_target(text: str, folder: Path) -> tuple[type[Operator] | Callable[..
     from dovetail.errors import DovetailError
 
     try:
-        target = found(text, text)
+        target = found(text)
     except DovetailError as error:
         problem = error.problems[0]
-        message = problem.message.replace(f"stage {text!r}: run=", "")
-        return None, Problem("DT417", message, problem.evidence, ("package.module:name of a function or class",))
+        return None, Problem(
+            "DT417", problem.message, problem.evidence, ("package.module:name of a function or class",)
+        )
     except (Exception, SystemExit) as error:
         message = f"the module of {text!r} cannot be imported: {type(error).__name__}: {error}"
         return None, Problem(

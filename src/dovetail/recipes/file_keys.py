@@ -6,104 +6,140 @@ accepted with a note; any other key is an error with a suggestion.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from dovetail.pipeline.source_sink import (
-    COUNT,
-    ERROR_LIMIT,
+from dovetail.documents.fields import (
     FLAG,
-    MODES,
     PATH,
     PATHS,
-    SIZE,
     TEXT,
     TEXTS,
-    Keys,
-    ValueType,
+    Field,
+    Mistake,
+    Record,
+    Type,
+    WrongValue,
     choice,
+    is_int,
+    is_number,
+    one_of,
+    predicate,
+    whole,
 )
+from dovetail.pipeline.source_sink import COUNT_LIMIT, ERROR_LIMIT, MODES, SIZE
+from dovetail.resources.sizes import SizeError, parse_size
 
-POSITIVE_INT = ValueType(
-    "a whole number from 1 on",
-    "4",
-    lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1_000_000,
-    {"type": "integer", "minimum": 1, "maximum": 1_000_000},
-)
-NAME_OR_NAMES = ValueType(
-    "a name, or a list of names",
-    "text",
-    lambda value: TEXT.fits(value) or TEXTS.fits(value),
-    {"anyOf": [TEXT.schema, TEXTS.schema]},
-)
-BYTE_SIZE = ValueType(
-    "a size, or a number of bytes",
-    "256MB",
-    lambda value: SIZE.fits(value) or (COUNT.fits(value) and value != 0),
-    {"anyOf": [SIZE.schema, {"type": "integer", "minimum": 0}]},
-)
-DATASET_CONFIG = ValueType(
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+POSITIVE_INT = whole(1, 1_000_000, "a whole number from 1 on", example=4)
+NAME_OR_NAMES = one_of("a name, or a list of names", replace(TEXT, example="text"), TEXTS)
+BYTE_SIZE = one_of("a size, or a number of bytes", SIZE, whole(1, COUNT_LIMIT))
+DATASET_CONFIG = predicate(
     "a mapping with 'configs'",
-    "{configs: [{type: local, path: data.jsonl}]}",
-    lambda value: dataset_paths(value) is not None,
+    {"configs": [{"type": "local", "path": "data.jsonl"}]},
     {"type": "object", "required": ["configs"]},
+    lambda value: dataset_paths(value) is not None,
 )
 STDIN_SOURCE = {"run": "dovetail.runtime.run_spec:stdin_rows"}
 """Value of dataset_path for `--source -`."""
-INPUT_PATHS = ValueType(
-    PATHS.words, PATHS.example, lambda value: PATHS.fits(value) or value == STDIN_SOURCE, PATHS.schema
+INPUT_PATHS = predicate(
+    PATHS.text, PATHS.example, PATHS.schema, lambda value: PATHS.accepts(value) or value == STDIN_SOURCE
+)
+OPERATORS = predicate(
+    "a list of operators",
+    [{"text_length_filter": {"min_len": 50}}],
+    {"type": "array", "minItems": 1},
+    lambda value: isinstance(value, list) and bool(value),
 )
 EXECUTOR_TYPES = ("default", "local", "ray", "ray_partitioned")
 EXPORT_TYPES = ("jsonl", "json", "parquet", "csv", "lance")
 DEFAULT_TRACE_NUM = 10
 DEFAULT_MAX_ERRORS = 1000
 
-TOP_LEVEL_KEYS: Keys = {
-    "project_name": (TEXT, True, "Name of the recipe."),
-    "dataset_path": (INPUT_PATHS, True, "Files, folders or globs; relative paths start at the folder of this file."),
-    "dataset": (DATASET_CONFIG, True, "Input in Data-Juicer's other form: {configs: [{type: local, path: ...}]}."),
-    "export_path": (
-        PATH,
-        True,
-        "Output file; the extension sets the format: .jsonl, .parquet, .csv, .lance (.gz, .zst).",
+RECIPE_FILE = Record(
+    "Recipe file",
+    "A list of operators over a dataset, in Data-Juicer's format.",
+    (
+        Field("project_name", TEXT, "Name of the recipe.", nullable=True),
+        Field(
+            "dataset_path",
+            INPUT_PATHS,
+            "Files, folders or globs; relative paths start at the folder of this file.",
+            nullable=True,
+        ),
+        Field(
+            "dataset",
+            DATASET_CONFIG,
+            "Input in Data-Juicer's other form: {configs: [{type: local, path: ...}]}.",
+            nullable=True,
+        ),
+        Field(
+            "export_path",
+            PATH,
+            "Output file; the extension sets the format: .jsonl, .parquet, .csv, .lance (.gz, .zst).",
+            nullable=True,
+        ),
+        Field("export_type", choice(EXPORT_TYPES), "Output format, if the extension does not set it.", nullable=True),
+        Field("export_shard_size", BYTE_SIZE, "Write several files of about this size instead of one.", nullable=True),
+        Field(
+            "export_stats", FLAG, "Also write the stats of the remaining rows to <export>_stats.jsonl.", nullable=True
+        ),
+        Field("process", OPERATORS, "The operators.", required=True),
+        Field(
+            "np", POSITIVE_INT, "Workers per operator without num_proc, if auto_op_parallelism is false.", nullable=True
+        ),
+        Field(
+            "executor_type",
+            choice(EXECUTOR_TYPES),
+            "default: run on this machine; ray: run on a Ray cluster.",
+            nullable=True,
+        ),
+        Field("ray_address", TEXT, "With executor_type: ray: auto, or HOST:PORT.", nullable=True),
+        Field(
+            "auto_op_parallelism",
+            FLAG,
+            "true: Dovetail sets the number of workers; false: only num_proc and np do.",
+            nullable=True,
+        ),
+        Field(
+            "mode",
+            choice(MODES),
+            "How operators share the machine: auto, streaming, sequential or waves.",
+            nullable=True,
+        ),
+        Field("ordered", FLAG, "Write results in the order of the input; default true.", nullable=True),
+        Field(
+            "max_errors",
+            ERROR_LIMIT,
+            "Fail the run when more rows than this, a number or a percentage, have failed; default "
+            f"{DEFAULT_MAX_ERRORS}.",
+            nullable=True,
+        ),
+        Field("text_keys", NAME_OR_NAMES, "Field with the text; the first of a list is used.", nullable=True),
+        Field("image_key", TEXT, "Field with the paths of images.", nullable=True),
+        Field("image_bytes_key", TEXT, "Field with the bytes of images.", nullable=True),
+        Field("open_monitor", FLAG, "Write the resource use of each operator to monitor/.", nullable=True),
+        Field("open_tracer", FLAG, "Write samples of changed and dropped rows per operator to trace/.", nullable=True),
+        Field("trace_num", POSITIVE_INT, f"Samples per operator; default {DEFAULT_TRACE_NUM}.", nullable=True),
+        Field("op_list_to_trace", TEXTS, "Trace only these operators.", nullable=True),
+        Field(
+            "skip_op_error",
+            FLAG,
+            "true: record failed rows and continue; false: fail the run at the first failed row.",
+            nullable=True,
+        ),
+        Field("keep_stats_in_res_ds", FLAG, "Keep the field __dj__stats__ in the results.", nullable=True),
+        Field("op_fusion", FLAG, "No effect: operators that can share workers always do.", nullable=True),
+        Field("use_checkpoint", FLAG, "Resume an unfinished run automatically.", nullable=True),
+        Field("work_dir", PATH, "Folder for monitor/ and trace/; default: the folder of the results.", nullable=True),
+        Field("custom_operator_paths", PATHS, "Python files or folders with your own operators.", nullable=True),
     ),
-    "export_type": (choice(EXPORT_TYPES), True, "Output format, if the extension does not set it."),
-    "export_shard_size": (BYTE_SIZE, True, "Write several files of about this size instead of one."),
-    "export_stats": (FLAG, True, "Also write the stats of the remaining rows to <export>_stats.jsonl."),
-    "process": (
-        ValueType("a list of operators", "[text_length_filter]", bool, {"type": "array"}),
-        False,
-        "The operators.",
-    ),
-    "np": (POSITIVE_INT, True, "Workers per operator without num_proc, if auto_op_parallelism is false."),
-    "executor_type": (choice(EXECUTOR_TYPES), True, "default: run on this machine; ray: run on a Ray cluster."),
-    "ray_address": (TEXT, True, "With executor_type: ray: auto, or HOST:PORT."),
-    "auto_op_parallelism": (FLAG, True, "true: Dovetail sets the number of workers; false: only num_proc and np do."),
-    "mode": (choice(MODES), True, "How operators share the machine: auto, streaming, sequential or waves."),
-    "ordered": (FLAG, True, "Write results in the order of the input; default true."),
-    "max_errors": (
-        ERROR_LIMIT,
-        True,
-        f"Fail the run when more rows than this, a number or a percentage, have failed; default {DEFAULT_MAX_ERRORS}.",
-    ),
-    "text_keys": (NAME_OR_NAMES, True, "Field with the text; the first of a list is used."),
-    "image_key": (TEXT, True, "Field with the paths of images."),
-    "image_bytes_key": (TEXT, True, "Field with the bytes of images."),
-    "open_monitor": (FLAG, True, "Write the resource use of each operator to monitor/."),
-    "open_tracer": (FLAG, True, "Write samples of changed and dropped rows per operator to trace/."),
-    "trace_num": (POSITIVE_INT, True, f"Samples per operator; default {DEFAULT_TRACE_NUM}."),
-    "op_list_to_trace": (TEXTS, True, "Trace only these operators."),
-    "skip_op_error": (
-        FLAG,
-        True,
-        "true: record failed rows and continue; false: fail the run at the first failed row.",
-    ),
-    "keep_stats_in_res_ds": (FLAG, True, "Keep the field __dj__stats__ in the results."),
-    "op_fusion": (FLAG, True, "No effect: operators that can share workers always do."),
-    "use_checkpoint": (FLAG, True, "Resume an unfinished run automatically."),
-    "work_dir": (PATH, True, "Folder for monitor/ and trace/; default: the folder of the results."),
-    "custom_operator_paths": (PATHS, True, "Python files or folders with your own operators."),
-}
+)
 IGNORED_KEYS = frozenset(
     {
         *("adaptive_batch_size", "audio_key", "audio_special_token", "auto", "auto_num", "backup_count"),
@@ -157,8 +193,99 @@ OPERATOR_KEYS = frozenset(
         *DOVETAIL_KEYS,
     }
 )
-ACCELERATORS = ("cpu", "cuda")
-ADAPTERS = ("data_juicer",)
+MAX_WORKERS = 1_000_000
+
+
+def _is_amount(value: object) -> bool:
+    return is_number(value) and math.isfinite(value) and value >= 0
+
+
+def _memory_mistakes(value: object) -> Iterator[Mistake]:
+    try:
+        parse_size(value)
+    except SizeError as error:
+        yield WrongValue(value, "a size", error.reason, (_similar_size(value),))
+
+
+def _similar_size(value: object) -> str:
+    """The size that was probably meant."""
+    found = re.search(r"(\d+(?:[.,]\d+)?)\s*([kKmMgGtT]?)", str(value))
+    number, unit = (found[1].replace(",", "."), found[2].upper() or "M") if found else ("2", "M")
+    size = f"{number if float(number) else 2}{unit}B"
+    try:
+        parse_size(size)
+    except SizeError:
+        return "2GB"
+    return size
+
+
+def _is_workers(value: object) -> bool:
+    match value:
+        case "auto" | -1:
+            return True
+        case [low, high]:
+            return is_int(low) and is_int(high) and 1 <= low <= high <= MAX_WORKERS
+    return is_int(value) and 1 <= value <= MAX_WORKERS
+
+
+_COUNT_SCHEMA = {"type": "integer", "minimum": 1}
+WORKERS = predicate(
+    "-1 (auto), a number of workers, or [minimum, maximum]",
+    4,
+    {
+        "anyOf": [
+            {"enum": ["auto", -1]},
+            _COUNT_SCHEMA,
+            {"type": "array", "items": _COUNT_SCHEMA, "minItems": 2, "maxItems": 2},
+        ]
+    },
+    _is_workers,
+)
+CPUS = predicate("a number from 0 on", 1, {"type": "number", "minimum": 0}, _is_amount)
+GPUS = predicate(CPUS.text, 0.25, CPUS.schema, _is_amount)
+MEMORY = Type("a size", "2GB", SIZE.schema, _memory_mistakes)
+ACCELERATOR = predicate("cpu or cuda", "cpu", {"enum": ["cpu", "cuda"]}, lambda value: value in ("cpu", "cuda"))
+ADAPTER = predicate("data_juicer", "data_juicer", {"enum": ["data_juicer"]}, lambda value: value == "data_juicer")
+
+RESOURCES_MAPPING = replace(
+    predicate("a mapping", {"cpus": 1}, {"$ref": "#/$defs/resources"}, lambda value: isinstance(value, Mapping)),
+    text="[resources](#resources)",
+)
+
+OPERATOR = Record(
+    "Operator",
+    "Keys of every operator. `rate`, `returns`, `retries`, `setup_timeout` and `env` are as in a [stage](#stage);"
+    " `call_timeout` is its `timeout`.",
+    (
+        Field("num_proc", WORKERS, "Number of workers: -1 or auto, n, or [minimum, maximum].", nullable=True),
+        Field("num_cpus", CPUS, "CPUs of one worker.", nullable=True),
+        Field("num_gpus", GPUS, "GPUs of one worker: a share of one (0.25), or several (2).", nullable=True),
+        Field(
+            "memory",
+            MEMORY,
+            "Memory of one worker, such as 1500MB: GPU memory if it runs on a GPU, else host memory.",
+            nullable=True,
+        ),
+        Field("cpu_required", CPUS, "Deprecated name of num_cpus.", nullable=True),
+        Field("gpu_required", GPUS, "Deprecated name of num_gpus.", nullable=True),
+        Field("mem_required", MEMORY, "Deprecated name of memory.", nullable=True),
+        Field(
+            "batch_size",
+            whole(1, 10_000_000, "a whole number from 1 on", example=16),
+            "Rows per call.",
+            nullable=True,
+        ),
+        Field("accelerator", ACCELERATOR, "Whether it runs on a GPU.", nullable=True),
+        Field("workers", WORKERS, "Number of workers, as in a pipeline file.", nullable=True),
+        Field(
+            "resources",
+            RESOURCES_MAPPING,
+            "Resources of one worker, as in a pipeline file.",
+            nullable=True,
+        ),
+        Field("adapter", ADAPTER, "Library that runs the operator instead of Dovetail.", nullable=True),
+    ),
+)
 
 
 def value_or_default(top: Mapping[str, Any], key: str, default: Any) -> Any:

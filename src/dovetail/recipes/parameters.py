@@ -12,9 +12,10 @@ import sys
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import Problem, did_you_mean
+from dovetail.errors import Problem, did_you_mean, nearest_word
 from dovetail.recipes.catalogue import REQUIRED, OperatorSpec, Parameter
 from dovetail.recipes.file_keys import DEPRECATED_NAMES, DOVETAIL_KEYS
+from dovetail.recipes.operators.support.parameter_checks import NeedsDataJuicer
 from dovetail.recipes.parameter_types import ParameterType, parse_number, parse_types, to_int, to_yaml, type_text
 from dovetail.resources.sizes import parse_size
 
@@ -68,7 +69,8 @@ def constructor_problem(cls: type[Operator], given: Mapping[str, Any]) -> Proble
         cls(**given)
     except (ValueError, TypeError, re.error) as error:
         said = str(error) or type(error).__name__
-        fixes = ("adapter: data_juicer",) if "adapter: data_juicer" in said else _removable_parameters(cls, given)
+        needs_adapter = isinstance(error, NeedsDataJuicer)
+        fixes = ("adapter: data_juicer",) if needs_adapter else _removable_parameters(cls, given)
         return Problem("DT415", f"does not accept these parameters: {said}", (f"given: {_shorten(given)}",), fixes)
     return None
 
@@ -88,13 +90,14 @@ def _removable_parameters(cls: type[Operator], given: Mapping[str, Any]) -> tupl
 
 
 def _unknown_problem(known: OperatorSpec, name: str) -> Problem:
-    near = did_you_mean(name, [*known.parameters, *known.accepted, *DOVETAIL_KEYS])
+    near = nearest_word(name, [*known.parameters, *known.accepted, *DOVETAIL_KEYS])
+    hint = f" (did you mean {near!r}?)" if near is not None else ""
     own = ", ".join(known.parameters)
     return Problem(
         "DT411",
-        f"{known.name}: there is no parameter {name!r}{near}",
+        f"{known.name}: there is no parameter {name!r}{hint}",
         (f"its own: {own}" if own else f"{known.name} has no parameters of its own",),
-        (f"write {near.split(chr(39))[1]} instead of {name}" if near else f"remove {name}",),
+        (f"write {near} instead of {name}" if near is not None else f"remove {name}",),
     )
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.documents.validation import missing_key_problem, unknown_key_problem
+from dovetail.documents.fields import MissingKey, file_problem, unknown_key_problem
 from dovetail.errors import Problem, did_you_mean, short_repr
-from dovetail.pipeline.source_sink import value_problems
 from dovetail.recipes import custom_operators
 from dovetail.recipes.catalogue import (
     BASE_PARAMETERS,
@@ -19,7 +18,7 @@ from dovetail.recipes.catalogue import (
     native_class,
 )
 from dovetail.recipes.compiler import HASH_STAGE_SUFFIX, RESULTS_STAGE, STATS_STAGE
-from dovetail.recipes.file_keys import IGNORED_KEYS, KEY_FIELDS, OPERATOR_KEYS, TOP_LEVEL_KEYS, value_or_default
+from dovetail.recipes.file_keys import IGNORED_KEYS, KEY_FIELDS, OPERATOR_KEYS, RECIPE_FILE, value_or_default
 from dovetail.recipes.parameters import coerce_parameters, constructor_problem, is_valid, parameter_problems
 from dovetail.recipes.requirements import OperatorRequirements, parse_requirements
 from dovetail.runtime.run_spec import add_import_path
@@ -95,11 +94,8 @@ class _RecipeParser:
         entries = data.get("process")
         steps: list[RecipeStep] = []
         if not isinstance(entries, list) or not entries:
-            if "process" in data:
-                what = f"process should be a list of operators, not {short_repr(entries)}"
-                self._report(("process",), Problem("DT013", what, fixes=(EXAMPLE_PROCESS,)))
-            else:
-                self._report((), replace(missing_key_problem("process", "process", ""), fixes=(EXAMPLE_PROCESS,)))
+            if "process" not in data:
+                self._report((), file_problem(MissingKey(("process",), RECIPE_FILE.by_name["process"].type.example)))
         else:
             self._steps(entries, top, steps)
         if self.ignored:
@@ -112,22 +108,22 @@ class _RecipeParser:
         self.ignored |= dict.fromkeys(sorted(key for key in data if key in IGNORED_KEYS))
         if data.get("op_fusion") is False:
             self.notes.append("op_fusion: false has no effect: operators that can share workers always do")
-        found = {key: data[key] for key in data if key in TOP_LEVEL_KEYS}
+        found = {key: data[key] for key in data if key in RECIPE_FILE.by_name}
         for key in data:
-            if key not in TOP_LEVEL_KEYS and key not in IGNORED_KEYS:
+            if key not in RECIPE_FILE.by_name and key not in IGNORED_KEYS:
                 self._report((str(key),), self._unknown_top_level(str(key)))
-        formed = {key: item for key, item in found.items() if key != "process"}
         wrong = set()
-        for path, problem in value_problems((), formed, TOP_LEVEL_KEYS):
-            wrong.add(path[0])
-            self._report(path, problem)
+        for key, mistake in RECIPE_FILE.value_mistakes(found):
+            wrong.add(key)
+            path = (key, *mistake.path)
+            self._report(path, file_problem(replace(mistake, path=path)))
         if found.get("dataset") is not None and found.get("dataset_path") is not None:
             fix = ("remove one of the two",)
             self._report(("dataset",), Problem("DT410", "dataset and dataset_path both name the input", fixes=fix))
         return {key: item for key, item in found.items() if key not in wrong}
 
     def _unknown_top_level(self, key: str) -> Problem:
-        problem = unknown_key_problem(key, TOP_LEVEL_KEYS, "")
+        problem = unknown_key_problem(key, RECIPE_FILE.names)
         if key in known_operators():
             fixes = (f"process: [{{{key}: {{...}}}}]",)
             return replace(problem, message=f"{key!r} is an operator: it belongs in 'process'", fixes=fixes)
@@ -203,8 +199,9 @@ class _RecipeParser:
 
     def _catalogue_step(self, step: RecipeStep, entry: OperatorSpec, report: Any) -> RecipeStep:
         wrong = list(parameter_problems(entry, step.parameters))
+        path: KeyPath = ("process", step.number, step.op)
         for key, problem in wrong:
-            report(key, replace(problem, message=problem.message.removeprefix(f"{step.op}: ")))
+            self._report((*path, key) if key in step.parameters else path, problem)
         step = replace(step, kind=entry.kind)
         if step.parameters.get("adapter") == "data_juicer":
             from dovetail.recipes.data_juicer_adapter import adapt_operator

@@ -213,6 +213,11 @@ class RecipeSurface(OptionSurface):
         overrides = self._with_auto_workers(overrides, steps)
         return with_note(set_options(overrides), fix.note) if overrides else ""
 
+    def subject(self, subject: Subject) -> str:
+        """The operators of a stage."""
+        steps = _steps_of((subject,), self.recipe)
+        return "+".join(step.op for step in steps) if steps else super().subject(subject)
+
     def _with_auto_workers(self, overrides: list[str], steps: Sequence[RecipeStep]) -> list[str]:
         """The change, with automatic worker counts if those of the recipe do not fit; empty if it does not fit then."""
         if _fits(self.recipe, self.planned_on, "sequential", overrides, steps):
@@ -235,11 +240,8 @@ def set_options(overrides: Sequence[str]) -> str:
 def _problem_for_recipe(problem: Problem, surface: RecipeSurface) -> Problem:
     recipe = surface.recipe
     steps = _steps_in_problem(problem, recipe)
-    message = problem.message
-    if steps and problem.subject is not None:
-        message = message.replace(f"stage {problem.subject.name!r}", "+".join(step.op for step in steps), 1)
     path: tuple[Any, ...] = ("process", steps[0].number, steps[0].op) if steps else ("process",)
-    return replace(surface.problem(problem), message=message, place=recipe.document.place(path))
+    return replace(surface.problem(problem), place=recipe.document.place(path))
 
 
 def _steps_in_problem(problem: Problem, recipe: Recipe) -> list[RecipeStep]:

@@ -6,28 +6,22 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.documents.validation import unknown_key_problem
-from dovetail.documents.yaml_surface import YamlSurface
+from dovetail.documents.fields import WrongValue, file_problem, setting_problem, unknown_key_problem
+from dovetail.documents.yaml_surface import YAML, YamlSurface
 from dovetail.errors import Problem, ResourceError, short_repr
-from dovetail.pipeline.pipeline_file import RESOURCE_KEYS
 from dovetail.pipeline.stage import Stage
-from dovetail.pipeline.stage_validation import stage_problems
-from dovetail.recipes.file_keys import ACCELERATORS, ADAPTERS, DEPRECATED_NAMES, STAGE_FIELDS
-from dovetail.resources.resources import Resources
-from dovetail.resources.sizes import parse_size
+from dovetail.pipeline.stage_fields import stage_problems
+from dovetail.recipes.file_keys import DEPRECATED_NAMES, OPERATOR, STAGE_FIELDS
+from dovetail.resources.resources import RESOURCES, Resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from dovetail.pipeline.stage import Workers
 
-MAX_WORKERS = 1_000_000
 AMOUNT_KEYS = ("num_cpus", "num_gpus", "memory")
 STAGE_SETTINGS = ("rate", "returns", "retries", "call_timeout", "setup_timeout", "env", "runtime_env")
 """Settings of a stage, as in a pipeline file."""
@@ -61,11 +55,10 @@ def parse_requirements(
     given: Mapping[str, Any], *, cuda_by_default: bool, report: Callable[[str, Problem], None]
 ) -> OperatorRequirements:
     """Requirements from the parameters of an operator; problems are reported with their key."""
-    amounts = _amounts(given, report)
+    valid = _valid_values(given, report)
+    amounts = _amounts(given, valid, report)
+    given = valid
     said = given.get("accelerator")
-    if said is not None and said not in ACCELERATORS:
-        report("accelerator", _value_problem("accelerator", said, "cpu or cuda", "accelerator: cpu"))
-        said = None
     wants = said == "cuda" or bool(amounts.get("num_gpus"))
     cuda = wants or (said is None and cuda_by_default and amounts.get("num_gpus") != 0)
     if said == "cpu" and amounts.get("num_gpus"):
@@ -79,15 +72,27 @@ def parse_requirements(
         resources = _explicit_resources(given, report) or resources
         cuda = bool(resources.gpus or resources.gpu_memory)
         wants = cuda
-    adapter = given.get("adapter")
-    if adapter is not None and adapter not in ADAPTERS:
-        report("adapter", _value_problem("adapter", adapter, "data_juicer", "adapter: data_juicer"))
     return OperatorRequirements(
-        cuda, wants, resources, _workers(given, report), _batch_size(given, report), _settings(given, report)
+        cuda, wants, resources, _workers(given, report), given.get("batch_size"), _settings(given, report)
     )
 
 
-def _amounts(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> dict[str, Any]:
+def _valid_values(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> dict[str, Any]:
+    """The values without those that do not have the type of their key, which are reported."""
+    found = dict(given)
+    for key, mistake in OPERATOR.value_mistakes(given):
+        if isinstance(mistake, WrongValue) and mistake.reason:
+            problem = YAML.problem(setting_problem(key, mistake, "DT412"))
+        else:
+            problem = replace(file_problem(replace(mistake, path=(key,))), code="DT412")
+        report(key, problem)
+        found.pop(key, None)
+    return found
+
+
+def _amounts(
+    given: Mapping[str, Any], valid: Mapping[str, Any], report: Callable[[str, Problem], None]
+) -> dict[str, Any]:
     """num_cpus, num_gpus and memory, also under their deprecated names; invalid values are left out."""
     found: dict[str, Any] = {}
     said: dict[str, str] = {}
@@ -99,30 +104,9 @@ def _amounts(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -
         if before != key:
             message = f"{before} and {key} set the same value"
             report(key, Problem("DT412", message, fixes=(f"remove {before if key == name else key}",)))
-        elif name == "memory":
-            try:
-                parse_size(value)
-                found[name] = value
-            except ValueError as error:
-                report(key, Problem("DT412", f"{key}: {error}", fixes=(f"{key}: {_suggest_size(value)}",)))
-        elif not _is_number(value) or value < 0:
-            example = 1 if name == "num_cpus" else 0.25
-            report(key, _value_problem(key, value, "a number from 0 on", f"{key}: {example}"))
-        else:
+        elif key in valid:
             found[name] = value
     return found
-
-
-def _suggest_size(value: object) -> str:
-    """The size that was probably meant."""
-    found = re.search(r"(\d+(?:[.,]\d+)?)\s*([kKmMgGtT]?)", str(value))
-    number, unit = (found[1].replace(",", "."), found[2].upper() or "M") if found else ("2", "M")
-    size = f"{number if float(number) else 2}{unit}B"
-    try:
-        parse_size(size)
-    except ValueError:
-        return "'2GB'"
-    return f"'{size}'"
 
 
 def _resources(amounts: Mapping[str, Any], cuda: bool, report: Callable[[str, Problem], None]) -> Resources:
@@ -145,16 +129,13 @@ def _resources(amounts: Mapping[str, Any], cuda: bool, report: Callable[[str, Pr
 def _explicit_resources(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> Resources | None:
     """`resources: {cpus: 2, gpu_memory: 4GB}`, as in a pipeline file."""
     value = given["resources"]
-    if not isinstance(value, Mapping):
-        report("resources", _value_problem("resources", value, "a mapping", "resources: {cpus: 1}"))
-        return None
     both = [key for key in given if DEPRECATED_NAMES.get(key, key) in AMOUNT_KEYS and given[key] is not None]
     if both:
         message = f"resources and {', '.join(both)} set the same value"
         report("resources", Problem("DT412", message, fixes=(f"remove {both[0]}", "remove resources")))
-    unknown = [key for key in value if key not in RESOURCE_KEYS]
+    unknown = [key for key in value if key not in RESOURCES.by_name]
     for key in unknown:
-        report("resources", unknown_key_problem(str(key), RESOURCE_KEYS, ""))
+        report("resources", unknown_key_problem(str(key), RESOURCES.names))
     try:
         return Resources(**{key: value[key] for key in value if key not in unknown})
     except ResourceError as error:
@@ -168,38 +149,14 @@ def _workers(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -
     if len(keys) == 2:
         report("workers", Problem("DT412", "num_proc and workers set the same value", fixes=("remove num_proc",)))
     for key in keys:
-        try:
-            return _parse_workers(given[key])
-        except ValueError as error:
-            report(key, _value_problem(key, given[key], str(error), f"{key}: 4"))
+        match given[key]:
+            case "auto" | -1:
+                return "auto"
+            case [low, high]:
+                return (low, high)
+            case count:
+                return int(count)
     return None
-
-
-def _parse_workers(value: object) -> Workers:
-    match value:
-        case "auto":
-            return "auto"
-        case bool() | [bool(), _] | [_, bool()]:
-            pass
-        case int() if value == -1:
-            return "auto"
-        case int() if 1 <= value <= MAX_WORKERS:
-            return value
-        case [int() as low, int() as high] if 1 <= low <= high <= MAX_WORKERS:
-            return (low, high)
-        case _:
-            pass
-    raise ValueError("-1 (auto), a number of workers, or [minimum, maximum]")
-
-
-def _batch_size(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> int | None:
-    value = given.get("batch_size")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
-        report("batch_size", _value_problem("batch_size", value, "a whole number from 1 on", "batch_size: 16"))
-        return None
-    return value
 
 
 def _settings(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> dict[str, Any]:
@@ -207,17 +164,8 @@ def _settings(given: Mapping[str, Any], report: Callable[[str, Problem], None]) 
     found = {STAGE_FIELDS.get(key, key): given[key] for key in STAGE_SETTINGS if given.get(key) is not None}
     recipe_keys = {field: key for key, field in STAGE_FIELDS.items()}
     surface = YamlSurface(recipe_keys)
-    for field_name, problem in stage_problems(Stage("operator", print, **found), "operator") if found else ():
+    for field_name, problem in stage_problems(Stage("operator", print, **found)) if found else ():
         key = recipe_keys.get(field_name, field_name)
-        shown = surface.problem(problem)
-        report(key, replace(shown, message=shown.message.removeprefix("operator: ")))
+        report(key, surface.problem(problem))
         found.pop(field_name, None)
     return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _value_problem(key: str, value: object, wanted: str, fix: str) -> Problem:
-    return Problem("DT412", f"{key} should be {wanted}, not {short_repr(value)}", fixes=(fix,))

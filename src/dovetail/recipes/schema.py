@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from dovetail.pipeline.schema import NULL, SIZE, STAGE_KEYS
-from dovetail.pipeline.schema import schema as pipeline_schema
+from dovetail.documents.fields import NULL, Schema
+from dovetail.pipeline.stage_fields import STAGE
 from dovetail.recipes.catalogue import BASE_PARAMETERS, FILTER_PARAMETERS, REQUIRED, known_operators
-from dovetail.recipes.file_keys import ADAPTERS, DOVETAIL_KEYS, IGNORED_KEYS, STAGE_FIELDS, TOP_LEVEL_KEYS
+from dovetail.recipes.file_keys import DOVETAIL_KEYS, IGNORED_KEYS, OPERATOR, RECIPE_FILE, STAGE_FIELDS
 from dovetail.recipes.parameter_types import ParameterType, parse_types
+from dovetail.resources.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dovetail.recipes.catalogue import OperatorSpec, Parameter
 
-Schema = dict[str, Any]
-
 CUSTOM_NAME_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 """A function or class of the user: package.module:name."""
-_AMOUNT: Schema = {"type": "number", "minimum": 0}
-_COUNT: Schema = {"type": "integer", "minimum": 1}
-_PAIR: Schema = {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}
-_WORKERS: Schema = {"anyOf": [{"enum": ["auto", -1]}, _COUNT, _PAIR, NULL]}
 _TYPES: dict[str, Schema] = {
     "flag": {"type": "boolean"},
     "text": {"type": "string"},
@@ -31,31 +27,11 @@ _TYPES: dict[str, Schema] = {
     "list": {"type": "array"},
     "any": {},
 }
-_WORKER_KEYS: dict[str, tuple[Schema, str]] = {
-    "num_proc": (_WORKERS, "Number of workers: -1 or auto, n, or [minimum, maximum]."),
-    "num_cpus": (_AMOUNT, "CPUs of one worker."),
-    "num_gpus": (_AMOUNT, "GPUs of one worker: a share of one (0.25), or several (2)."),
-    "memory": (SIZE, "Memory of one worker, such as 1500MB: GPU memory if it runs on a GPU, else host memory."),
-    "cpu_required": (_AMOUNT, "Deprecated name of num_cpus."),
-    "gpu_required": (_AMOUNT, "Deprecated name of num_gpus."),
-    "mem_required": (SIZE, "Deprecated name of memory."),
-    "batch_size": (_COUNT, "Rows per call."),
-    "accelerator": ({"enum": ["cpu", "cuda"]}, "Whether it runs on a GPU."),
-    "workers": (_WORKERS, "Number of workers, as in a pipeline file."),
-    "resources": ({"$ref": "#/$defs/resources"}, "Resources of one worker, as in a pipeline file."),
-    "adapter": ({"enum": list(ADAPTERS)}, "Library that runs the operator instead of Dovetail."),
-}
-"""Keys of workers; the other DOVETAIL_KEYS are as in a pipeline file."""
 
 
 def schema() -> Schema:
     """The JSON Schema of a recipe."""
-    keys = {
-        key: _described(form.schema, words, nullable=nullable)
-        for key, (form, nullable, words) in TOP_LEVEL_KEYS.items()
-    }
     idle = {key: {"description": "Key of Data-Juicer without effect in Dovetail."} for key in sorted(IGNORED_KEYS)}
-    keys["process"] = {**keys["process"], "minItems": 1}
     operators = {name: {"$ref": f"#/$defs/{name}"} for name in known_operators()}
     own: Schema = {"type": ["object", "null"]}
     # with custom_operator_paths, any name may be an operator
@@ -71,14 +47,11 @@ def schema() -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Dovetail recipe",
-        "description": "A list of operators over a dataset, in Data-Juicer's format.",
-        "type": "object",
-        "properties": {**keys, **idle},
-        "required": ["process"],
-        "additionalProperties": False,
+        **RECIPE_FILE.schema(),
+        "properties": {**RECIPE_FILE.properties(), **idle},
         **either,
         "$defs": {
-            "resources": pipeline_schema()["$defs"]["resources"],
+            "resources": RESOURCES.schema(),
             "every_operator": {"properties": _common_properties()},
             "every_filter": {"$ref": "#/$defs/every_operator", "properties": _properties(FILTER_PARAMETERS.values())},
             **{name: _operator_schema(entry) for name, entry in known_operators().items()},
@@ -96,10 +69,9 @@ def _common_properties() -> Schema:
     """Parameters of every operator."""
     found = {**_properties(BASE_PARAMETERS.values())}
     for key in DOVETAIL_KEYS:
-        found[key] = _described(*(_WORKER_KEYS.get(key) or STAGE_KEYS[STAGE_FIELDS.get(key, key)]), nullable=True)
-    for key in BASE_PARAMETERS.keys() & _WORKER_KEYS.keys():
-        found[key] = _described(*_WORKER_KEYS[key], nullable=True)
-    return found
+        if key not in OPERATOR.by_name:
+            found[key] = replace(STAGE.by_name[STAGE_FIELDS.get(key, key)], default=None, nullable=True).schema()
+    return found | OPERATOR.properties()
 
 
 def _operator_schema(entry: OperatorSpec) -> Schema:
@@ -148,11 +120,6 @@ def _type_schema(kind: ParameterType) -> Schema:
     if kind.high is not None:
         part["maximum"] = kind.high
     return {"type": "array", "items": part} if kind.name == "ints" else part
-
-
-def _described(part: Schema, description: str, *, nullable: bool) -> Schema:
-    alike = part.get("anyOf", [part])
-    return {**(_nullable(alike) if nullable else part), "description": description}
 
 
 def _nullable(parts: list[Schema]) -> Schema:

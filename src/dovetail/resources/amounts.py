@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
 
 AmountKey = tuple[str, int, str]
-"""Node, card or HOST, and what of it."""
+"""(node, card or HOST, resource)."""
 Amounts = dict[AmountKey, int]
-"""Only what is above zero, so that equal amounts are equal dicts."""
+"""Amounts above zero only, so that equal amounts are equal dicts."""
 
 HOST = -1
 CPU, MEMORY = "cpu_milli", "memory_bytes"
 CARD_FIELDS = CardShare._fields[1:]
 CUSTOM_PREFIX = "custom "
-"""What the names of custom resources begin with, so that none of them is taken for something else."""
+"""Prefix of the names of custom resources, which separates them from built-in resources."""
 
 
 def sum_seats(seats: Iterable[Seat]) -> Amounts:
-    """What all these seats take together."""
+    """Sum of the resources of some seats."""
     found: Amounts = {}
     for seat in seats:
         node = seat.node
@@ -42,7 +42,7 @@ def sum_seats(seats: Iterable[Seat]) -> Amounts:
 
 
 def cluster_capacity(cluster: Cluster) -> Amounts:
-    """Everything that can be taken of a cluster."""
+    """All resources of a cluster."""
     return sum_seats(
         Seat(
             node.name,
@@ -59,13 +59,13 @@ def cluster_capacity(cluster: Cluster) -> Amounts:
 
 
 def free_amounts(node: str, free: FreeResources) -> Amounts:
-    """What is left of a node."""
+    """Free resources of a node."""
     cards = tuple(CardShare(card, *left) for card, left in enumerate(free.cards.free))
     return sum_seats((Seat(node, free.cpu_milli, free.memory_bytes, cards, free.custom),))
 
 
 def seats_from_amounts(amounts: Amounts) -> Seats:
-    """One seat per node that takes just this, in the order of their names."""
+    """One seat per node with exactly these amounts, in the order of the node names."""
     return tuple(_seat(node, amounts) for node in sorted({key[0] for key in amounts}))
 
 
@@ -92,7 +92,7 @@ def add_amounts(one: Amounts, other: Amounts) -> Amounts:
 
 
 def subtract_amounts(one: Amounts, other: Amounts) -> Amounts:
-    """What is left, and never less than nothing."""
+    """The difference, at least 0."""
     return {key: amount - other.get(key, 0) for key, amount in one.items() if amount > other.get(key, 0)}
 
 
@@ -105,17 +105,18 @@ def max_amounts(one: Amounts, other: Amounts) -> Amounts:
 
 
 def fits_within(one: Amounts, other: Amounts) -> bool:
-    """Whether the other has at least as much of everything."""
+    """Whether the other amounts are at least as large for every resource."""
     return all(amount <= other.get(key, 0) for key, amount in one.items())
 
 
 CARD_RESOURCES = ("GPUs", "GPU memory", "NVDECs", "NVENCs")
-"""What a card holds, in the order in which cards hold it."""
+"""Resources of a card, in the order of the fields of a card."""
 RESOURCES = ("CPUs", "memory", *CARD_RESOURCES)
 
 
 def total_free(nodes: Mapping[FreeResources, int]) -> dict[str, int]:
-    """Of so many nodes in each state: milli-CPUs, bytes, milli-GPUs, codecs, and custom resources by their names."""
+    """Totals over nodes, given the number of nodes in each state: milli-CPUs, bytes, milli-GPUs, codecs, and custom
+    resources by name."""
     totals = dict.fromkeys(RESOURCES, 0)
     for free, count in nodes.items():
         totals["CPUs"] += count * free.cpu_milli

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One card, or one MIG instance of a card. `uuid` is what CUDA_VISIBLE_DEVICES calls it, where that is known."""
+    """One card, or one MIG instance of a card. `uuid` is its name in CUDA_VISIBLE_DEVICES, if known."""
 
     model: str = "gpu"
     memory_bytes: int = 0
-    """0: not known; then no worker can ask for some of it."""
+    """0: unknown; workers cannot request a part of it."""
     nvdecs: int = 0
     nvencs: int = 0
     uuid: str = field(default="", compare=False)
@@ -40,7 +40,7 @@ class Gpu:
         nvencs: int | None = None,
         uuid: str = "",
     ) -> Gpu:
-        """A card by its name: a known one brings its memory and codecs, each of which can be overridden."""
+        """A card by the name of its model; memory and codecs of a known model can be overridden."""
         known = card_model(model)
         if memory is None and known:
             memory = f"{known.memory_gb}GB"
@@ -54,7 +54,7 @@ class Gpu:
 
     @property
     def key(self) -> str:
-        """The model as accelerator requests are compared with it."""
+        """The normalised model name, which accelerator requests are compared with."""
         return model_key(self.model)
 
     def spec(self) -> str:
@@ -74,12 +74,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine. `kept_back_milli` of its CPUs are for the system and are given to nobody."""
+    """One machine. `kept_back_milli` of its CPUs are reserved for the system and are not given to workers."""
 
     name: str
     cpu_milli: int
     memory_bytes: int = 0
-    """0: not known; then no worker can ask for some of it."""
+    """0: unknown; workers cannot request a part of it."""
     gpus: tuple[Gpu, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     custom: tuple[tuple[str, int], ...] = ()
@@ -109,7 +109,7 @@ class Cluster:
 
     nodes: tuple[Node, ...]
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """What was noticed while finding out: limits that apply, cards that are lost."""
+    """Notes of the discovery: limits that apply, cards that are lost."""
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -121,7 +121,7 @@ class Cluster:
 
     @classmethod
     def of(cls, what: object) -> Cluster:
-        """'auto' is this machine; a text that ends in .yaml, .yml or .json is a file; any other is a spec."""
+        """'auto' is this machine; a string that ends in .yaml, .yml or .json is a file; any other string is a spec."""
         if isinstance(what, Cluster):
             return what
         if not isinstance(what, str):
@@ -137,7 +137,7 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
-        """The inverse of `to_dict`; also what a YAML or JSON file holds."""
+        """The inverse of `to_dict`; also accepts the data of a cluster file."""
         from dovetail.resources import cluster_spec  # late: most clusters are not described by a file
 
         return _from_groups(cluster_spec.parse_cluster_data(data))
@@ -157,7 +157,7 @@ class Cluster:
     @classmethod
     def local(cls, *, gpus: GpuReader | None = None) -> Cluster:
         """This machine, within the limits of its cgroup, CPU affinity and CUDA_VISIBLE_DEVICES."""
-        from dovetail import machine  # the only thing here that looks outside; costs psutil
+        from dovetail import machine  # late: only this reads the machine, and it imports psutil
 
         facts = machine.read_machine(gpus=gpus)
         cards = tuple(_local_cluster(card) for card in facts.cards)
@@ -165,7 +165,7 @@ class Cluster:
         return cls((node,), facts.notes)
 
     def keeping_back(self, share: float) -> Cluster:
-        """The same cluster with this share of every node's CPUs kept for the system."""
+        """The same cluster with this share of the CPUs of every node reserved for the system."""
         if not 0 <= share < 1:
             message = f"a share of the CPUs to keep back is at least 0 and below 1, not {share!r}"
             raise ClusterError(Problem("DT022", message, fixes=("0.05 keeps back one CPU in twenty",)))
@@ -178,11 +178,11 @@ class Cluster:
         return replace(self, nodes=tuple(node for node in self.nodes if node.name not in gone))
 
     def spec(self) -> str:
-        """One line that `parse` reads back; names that were not made by `parse` are lost."""
+        """A spec of one line that `parse` reads back; names that `parse` did not create are lost."""
         return " + ".join(f"{count}x{text}" for count, text in _runs(node.spec() for node in self.nodes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON and YAML, names included; alike neighbours with made-up names are one entry."""
+        """Plain data for JSON and YAML, names included; equal neighbours with generated names are one entry."""
         keyed = (
             (_entry(node) | ({} if node.name == _generated_name(i) else {"name": node.name}))
             for i, node in enumerate(self.nodes)
@@ -195,8 +195,8 @@ class Cluster:
 
 
 def _local_cluster(card: CardFacts) -> Gpu:
-    """A card as the driver describes it, with what only the table knows. A MIG instance is a model of its own, so that
-    nobody who asks for an A100 gets a seventh of one."""
+    """A card as the driver describes it, completed from the table of models. A MIG instance is a model of its own, so
+    that a worker that requests an A100 does not get a seventh of one."""
     gpu = Gpu.of(card.model, nvdecs=card.nvdecs, nvencs=card.nvencs, uuid=card.uuid)
     model = re.sub(r"[^\w.+-]+", "-", f"{gpu.model}-{card.mig}" if card.mig else gpu.model).strip("-")
     return replace(gpu, model=model, memory_bytes=card.memory_bytes)

@@ -9,16 +9,33 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dovetail.documents import Document, read_document, validate_document
-from dovetail.errors import ClusterError, ConfigError, Problem
+from dovetail.documents.document import Document, KeyPath
+from dovetail.documents.fields import (
+    NUMBER,
+    STRING,
+    WHOLE_NUMBER,
+    Field,
+    Mistake,
+    ParserProblem,
+    Record,
+    Schema,
+    Type,
+    file_problem,
+    list_of,
+    mapping_of,
+    record_type,
+)
+from dovetail.documents.parser import read_document
+from dovetail.errors import ClusterError, Problem, short_repr
 from dovetail.resources.sizes import SizeError, parse_milli, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NODES_LIMIT = 100_000
@@ -32,7 +49,7 @@ EXAMPLE = "4x(32cpu, 128GB, 2xA100:40GB) + 16x(32cpu, 64GB){pool=cpu}"
 
 @dataclass(frozen=True, slots=True)
 class CardSpec:
-    """`count` cards as they were written; None: whatever this model has."""
+    """`count` cards as written; None: the values of the model."""
 
     count: int
     model: str
@@ -43,7 +60,7 @@ class CardSpec:
 
 @dataclass(slots=True)
 class NodeSpec:
-    """`count` alike nodes as they were written."""
+    """`count` equal nodes as written."""
 
     count: int = 1
     name: str | None = None
@@ -56,7 +73,7 @@ class NodeSpec:
 
 
 class SpecError(ValueError):
-    """What is wrong with one value, and what to write instead."""
+    """A value is invalid: the reason, and a fix."""
 
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(message)
@@ -73,7 +90,7 @@ _LABEL = re.compile(r"[^\s,={}()|+][^,={}()|+]*")
 
 
 def parse_cluster_spec(spec: object) -> list[NodeSpec]:
-    """Groups of alike nodes in a spec; every mistake is reported at once, with its column."""
+    """Groups of equal nodes in a spec; all mistakes are reported at once, with their columns."""
     if not isinstance(spec, str) or not spec.strip():
         message = f"a cluster spec is a text such as '{EXAMPLE}', not {spec!r}"
         raise ClusterError(Problem("DT023", message, fixes=("'1x(4cpu, 16GB)'",)))
@@ -116,7 +133,9 @@ def parse_memory(value: object, what: str = "memory") -> int:
     try:
         return parse_size(value)
     except SizeError as error:
-        raise SpecError(f"{what} {error.reason}", f"write {' or '.join(map(repr, error.examples))}") from None
+        raise SpecError(
+            f"{what} {short_repr(error.value)} {error.reason}", f"write {' or '.join(map(repr, error.examples))}"
+        ) from None
 
 
 def parse_custom_amount(value: object, what: str) -> int:
@@ -146,12 +165,12 @@ def parse_cards(text: str) -> CardSpec:
         elif name in ("nvdec", "nvenc"):
             codecs[name] = check_count(_int_or_text(value), name, CODECS_LIMIT)
         else:
-            raise SpecError(f"{part.strip()!r} says nothing about a card", "write ':40GB', ':nvdec=5' or ':nvenc=0'")
+            raise SpecError(f"{part.strip()!r} is not a property of a card", "write ':40GB', ':nvdec=5' or ':nvenc=0'")
     return CardSpec(count, match["model"].strip(), memory, codecs.get("nvdec"), codecs.get("nvenc"))
 
 
 def check_group(group: NodeSpec, *, cpus: str, keep: str) -> None:
-    """What only the whole entry shows; `cpus` and `keep` are how to write these where it was written."""
+    """Check values of an entry together; `cpus` and `keep` are their spellings in a spec or file, for fixes."""
     if not group.cpu_milli:
         raise SpecError("a node has no CPUs", f"add '{cpus}'")
     if group.kept_back_milli >= group.cpu_milli:
@@ -163,12 +182,12 @@ def check_custom_name(name: str) -> None:
         raise SpecError(f"{name!r} is not a custom resource", "write CPUs, memory and cards like '32cpu, 64GB, 2xA100'")
     if not _NAME.fullmatch(name):
         raise SpecError(
-            f"{name!r} is not a name for a custom resource", "start with a letter; go on with letters, digits, _ . -"
+            f"{name!r} is not a name for a custom resource", "use a letter first, then letters, digits, _ . -"
         )
 
 
 def check_label(name: str, value: str) -> None:
-    """Only what a spec can say too, so that every cluster can be written as one line."""
+    """Check a label; only labels that a spec can express are valid, so that every cluster has a spec."""
     for text in (name, value):
         if not _LABEL.fullmatch(text) or text != text.strip():
             raise SpecError(
@@ -178,7 +197,7 @@ def check_label(name: str, value: str) -> None:
 
 
 def _int_or_text(text: str) -> object:
-    """The number, or the text itself where it is none that makes sense."""
+    """The number, or the string itself if it is not a number of a sensible size."""
     return int(text) if re.fullmatch(r"[-+]?[0-9]{1,12}", text) else text
 
 
@@ -271,7 +290,7 @@ def _short_value(value: object) -> str:
 
 
 def _split(text: str, separator: str) -> list[tuple[str, int]]:
-    """Parts at the outermost level, each with where it starts."""
+    """Parts at the outermost level, each with its start."""
     parts, depth, start = [], 0, 0
     for position, letter in enumerate(text):
         depth += (letter in "({") - (letter in ")}")
@@ -288,32 +307,114 @@ def _with_column(problem: Problem, spec: str, column: int) -> Problem:
     return problem.at(f"cluster {shown!r}:{column + skipped + 1}")
 
 
-_STRICT = {"extra": "forbid"}
+# --- cluster files
 
 
-@dataclass(frozen=True)
-class NodeEntry:
-    """One entry of `nodes:`."""
+def _parsed(base: Type, parse: Callable[[Any], object], schema: Schema | None = None) -> Type:
+    """A type with the check of a parser as well."""
 
-    __pydantic_config__ = _STRICT
+    def check(value: object) -> Iterator[Mistake]:
+        wrong = [*base.check(value)]
+        yield from wrong or _spec_problems((), partial(parse, value))
 
-    cpus: float
-    memory: str | None = None
-    gpus: list[str] = field(default_factory=list)
-    labels: dict[str, str] = field(default_factory=dict)
-    custom: dict[str, float] = field(default_factory=dict)
-    keep_back: float = 0
-    name: str | None = None
-    count: int = 1
+    return replace(base, check=check, schema=schema or base.schema)
 
 
-@dataclass(frozen=True)
-class ClusterFile:
-    """The whole file."""
+def _parsed_entries(base: Type, parse: Callable[[str, Any], object]) -> Type:
+    """A mapping whose keys and values are checked by a parser as well."""
 
-    __pydantic_config__ = _STRICT
+    def check(value: object) -> Iterator[Mistake]:
+        wrong = [*base.check(value)]
+        yield from wrong
+        if not wrong and isinstance(value, Mapping):
+            for name, one in value.items():
+                yield from _spec_problems((name,), partial(parse, name, one))
 
-    nodes: list[NodeEntry]
+    return replace(base, check=check)
+
+
+def _spec_problems(path: KeyPath, parse: Callable[[], object]) -> Iterator[Mistake]:
+    try:
+        parse()
+    except SpecError as error:
+        yield ParserProblem(path, Problem("DT023", str(error), fixes=(error.fix,)))
+
+
+def _is_any_text(_name: str) -> bool:
+    return True  # the parser of an entry checks its name
+
+
+def _parse_custom(name: str, amount: float) -> int:
+    check_custom_name(name)
+    return parse_custom_amount(amount, name)
+
+
+def _parse_keep_back(value: object) -> int:
+    return parse_cpus(value, "keep_back")
+
+
+def _parse_count(value: object) -> int:
+    return check_count(value, "count", NODES_LIMIT, least=1)
+
+
+_CPUS_SCHEMA: Schema = {"type": "number", "minimum": 0, "maximum": CPUS_LIMIT}
+_LABELS = mapping_of(STRING, "a mapping of names to strings", {"pool": "gpu"}, key=_is_any_text)
+_CUSTOM_AMOUNTS = mapping_of(NUMBER, "a mapping of names to amounts", {"licence": 1}, key=_is_any_text)
+NODE_ENTRY = Record(
+    "Nodes of a cluster file",
+    "One group of equal nodes.",
+    (
+        Field("cpus", _parsed(replace(NUMBER, example=4), parse_cpus, _CPUS_SCHEMA), "CPUs of a node.", required=True),
+        Field(
+            "memory",
+            _parsed(replace(STRING, text="a size", example="16GB"), parse_memory),
+            "Host memory of a node.",
+            nullable=True,
+        ),
+        Field(
+            "gpus",
+            list_of(_parsed(replace(STRING, example="2xA100:40GB"), parse_cards), "a list of cards"),
+            "Cards of a node: `2xA100:40GB`, `L4`, `1xA100:nvdec=5:nvenc=0`.",
+            [],
+        ),
+        Field(
+            "labels",
+            _parsed_entries(
+                _LABELS,
+                check_label,
+            ),
+            "Labels of a node.",
+            {},
+        ),
+        Field(
+            "custom",
+            _parsed_entries(_CUSTOM_AMOUNTS, _parse_custom),
+            "Amounts of custom resources of a node.",
+            {},
+        ),
+        Field("keep_back", _parsed(NUMBER, _parse_keep_back, _CPUS_SCHEMA), "CPUs that no worker gets.", 0),
+        Field(
+            "name", replace(STRING, text="a name", example="login"), "Name of the node, if there is one.", nullable=True
+        ),
+        Field(
+            "count",
+            _parsed(WHOLE_NUMBER, _parse_count, {"type": "integer", "minimum": 1, "maximum": NODES_LIMIT}),
+            "Number of nodes.",
+            1,
+        ),
+    ),
+)
+CLUSTER_FILE = Record(
+    "Cluster file",
+    "The nodes of a cluster.",
+    (Field("nodes", list_of(record_type(NODE_ENTRY, {"cpus": 4})), "Groups of nodes.", required=True),),
+)
+
+
+def schema() -> Schema:
+    """The JSON Schema of a cluster file."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Dovetail cluster"}
+    return {**head, **CLUSTER_FILE.schema()}
 
 
 def read_cluster_file(path: str | Path) -> list[NodeSpec]:
@@ -325,64 +426,48 @@ def parse_cluster_data(data: object) -> list[NodeSpec]:
 
 
 def _document_groups(document: Document) -> list[NodeSpec]:
-    try:
-        entries = validate_document(document, ClusterFile).nodes
-    except ConfigError as error:
-        raise ClusterError(error.problems) from None
-    reader = _ClusterFileReader(document)
-    groups = [reader.node(number, entry) for number, entry in enumerate(entries)]
-    if reader.problems:
-        raise ClusterError(reader.problems)
+    """The groups of nodes in a document; ClusterError with every problem."""
+    mistakes = [*record_type(CLUSTER_FILE, {"nodes": [{"cpus": 4}]}).check(document.data)]
+    invalid_entries = {mistake.path[:2] for mistake in mistakes}
+    entries = document.data.get("nodes") if isinstance(document.data, Mapping) else None
+    groups: list[NodeSpec] = []
+    for number, entry in enumerate(entries if isinstance(entries, list | tuple) else ()):
+        path: KeyPath = ("nodes", number)
+        if path not in invalid_entries:
+            groups.append(_node_spec(entry))
+            mistakes += _group_problems(path, groups[-1])
+    if mistakes:
+        problems = [replace(file_problem(mistake), place=document.place(mistake.path)) for mistake in mistakes]
+        raise ClusterError(problems)
     return groups
 
 
-class _ClusterFileReader:
-    """Turns entries into groups and collects what is wrong with their values."""
-
-    def __init__(self, document: Document) -> None:
-        self.document = document
-        self.problems: list[Problem] = []
-
-    def node(self, number: int, entry: NodeEntry) -> NodeSpec:
-        path = ("nodes", number)
-        before = len(self.problems)
-        group = NodeSpec(name=entry.name, labels=dict(entry.labels))
-        group.count = self._try(path, "count", lambda: check_count(entry.count, "count", NODES_LIMIT, least=1)) or 1
-        group.cpu_milli = self._try(path, "cpus", lambda: parse_cpus(entry.cpus)) or 0
-        group.kept_back_milli = self._try(path, "keep_back", lambda: parse_cpus(entry.keep_back, "keep_back")) or 0
-        if entry.memory is not None:
-            group.memory_bytes = self._try(path, "memory", lambda: parse_memory(entry.memory)) or 0
-        cards = [self._try((*path, "gpus"), index, partial(parse_cards, card)) for index, card in enumerate(entry.gpus)]
-        group.cards = [card for card in cards if card is not None]
-        for name, amount in entry.custom.items():
-            group.custom[name] = self._try((*path, "custom"), name, partial(_checked_custom, name, amount)) or 0
-        for name, value in entry.labels.items():
-            self._try((*path, "labels"), name, partial(check_label, name, value))
-        self._try(path, "name", lambda: _check_name(entry))
-        if len(self.problems) == before:
-            self._try(path, "cpus", lambda: check_group(group, cpus="cpus: 4", keep="keep_back: 1"))
-        return group
-
-    def _try(self, path: tuple[str | int, ...], key: str | int, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except SpecError as mistake:
-            place = self.document.place((*path, key))
-            self.problems.append(Problem("DT023", str(mistake), fixes=(mistake.fix,), place=place))
-            return None
+def _node_spec(entry: Mapping[str, Any]) -> NodeSpec:
+    memory = entry.get("memory")
+    return NodeSpec(
+        count=entry.get("count", 1),
+        name=entry.get("name"),
+        cpu_milli=parse_cpus(entry["cpus"]),
+        kept_back_milli=_parse_keep_back(entry.get("keep_back", 0)),
+        memory_bytes=0 if memory is None else parse_memory(memory),
+        cards=[parse_cards(card) for card in entry.get("gpus", ())],
+        labels=dict(entry.get("labels", {})),
+        custom={name: _parse_custom(name, amount) for name, amount in entry.get("custom", {}).items()},
+    )
 
 
-def _checked_custom(name: str, amount: float) -> int:
-    check_custom_name(name)
-    return parse_custom_amount(amount, name)
+def _group_problems(path: KeyPath, group: NodeSpec) -> Iterator[Mistake]:
+    """Problems of several keys of an entry together."""
+    yield from _spec_problems((*path, "name"), partial(_check_name, group))
+    yield from _spec_problems((*path, "cpus"), partial(check_group, group, cpus="cpus: 4", keep="keep_back: 1"))
 
 
-def _check_name(entry: NodeEntry) -> None:
-    if entry.name is None:
+def _check_name(group: NodeSpec) -> None:
+    if group.name is None:
         return
-    if not entry.name.strip():
+    if not group.name.strip():
         raise SpecError("a node's name is empty", "write a name, or omit 'name'")
-    if entry.count != 1:
+    if group.count != 1:
         raise SpecError(
-            f"{entry.count} nodes cannot all be called {entry.name!r}", "remove 'name', or write 'count: 1'"
+            f"{group.count} nodes cannot all be called {group.name!r}", "remove 'name', or write 'count: 1'"
         )

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from dovetail.resources.cluster import Gpu
 
 CardAssignment = tuple[CardShare, ...]
-"""One way of sitting on the cards of a node."""
+"""Share of each card of a node that one worker takes."""
 
 ASSIGNMENT_CACHE_LIMIT = 100_000
 CAPACITY_LIMIT = 10**9
-"""As good as endless: what a node without limits for a shape has room for."""
+"""Capacity of a node that does not limit a shape; practically infinite."""
 
 
 class Fit:
-    """The ways in which one shape (of a gang: one rank) can sit on nodes; found once per state of a node's cards."""
+    """Card assignments of one shape (of a gang: one rank) on nodes; computed once per state of the cards of a node."""
 
     __slots__ = ("_shares", "_ways", "shape")
 
@@ -32,7 +32,7 @@ class Fit:
         self._ways: dict[FreeCards, tuple[CardAssignment, ...]] = {}
 
     def assignments(self, free: FreeResources) -> tuple[CardAssignment, ...]:
-        """Every different way to sit there now, lowest cards first; none if it does not fit."""
+        """All distinct card assignments on a node now, lowest cards first; empty if the shape does not fit."""
         shape = self.shape
         if free.cpu_milli < shape.cpu_milli or free.memory_bytes < shape.memory_bytes:
             return ()
@@ -41,7 +41,7 @@ class Fit:
         return self.card_assignments(free.cards)
 
     def card_assignments(self, cards: FreeCards) -> tuple[CardAssignment, ...]:
-        """The same without a look at CPUs, memory and custom resources."""
+        """The same, without CPUs, memory and custom resources."""
         found = self._ways.get(cards)
         if found is None:
             if len(self._ways) >= ASSIGNMENT_CACHE_LIMIT:
@@ -50,7 +50,7 @@ class Fit:
         return found
 
     def capacity(self, free: FreeResources) -> int:
-        """How many such workers fit on a node in this state, all at once."""
+        """Number of workers of this shape that fit together on a node in this state."""
         shape = self.shape
         custom = dict(free.custom)
         pairs = [(free.cpu_milli, shape.cpu_milli), (free.memory_bytes, shape.memory_bytes)]
@@ -74,8 +74,8 @@ class Fit:
         return count
 
     def shares(self, kind: NodeKind) -> tuple[CardShare | None, ...] | None:
-        """What a worker would take of each card of such a node, None for cards that will never do; None if its labels
-        forbid the node."""
+        """Share that a worker would take of each card of a node, None for unsuitable cards; None if its labels exclude
+        the node."""
         if kind not in self._shares:
             allowed = all(kind.labels.get(name) in values for name, values in self.shape.labels)
             self._shares[kind] = (
@@ -109,7 +109,7 @@ class Fit:
 
 
 def card_share(shape: Shape, index: int, gpu: Gpu, key: str) -> CardShare | None:
-    """What a worker takes of this card when it sits there; None if it can never sit there."""
+    """Share that a worker takes of this card; None if the card is unsuitable."""
     if shape.kind is ShapeKind.CPU_ONLY or (shape.accelerators and key not in shape.accelerators):
         return None
     if shape.gpu_memory_bytes > gpu.memory_bytes:
@@ -128,7 +128,7 @@ def card_share(shape: Shape, index: int, gpu: Gpu, key: str) -> CardShare | None
 
 
 def card_accepts(shape: Shape, share: CardShare, cards: FreeCards) -> bool:
-    """Whether this card can take this share now. Codecs of several cards are counted together, so not here."""
+    """Whether this share of the card is free now. Codecs of several cards are counted together elsewhere."""
     card = cards.free[share.card]
     if shape.cards == 1 and (card.nvdecs < shape.nvdecs or card.nvencs < shape.nvencs):
         return False
@@ -140,12 +140,12 @@ def card_accepts(shape: Shape, share: CardShare, cards: FreeCards) -> bool:
 
 
 def _shares_that_fit(card: FreeCard, share: CardShare) -> int:
-    """How often this share goes into what is free of a card."""
+    """Number of such shares that fit on the free part of a card."""
     return min(have // take for have, take in zip(card, share[1:], strict=True) if take)
 
 
 def _single_card_assignments(able: list[CardShare], cards: FreeCards) -> Iterable[CardAssignment]:
-    """One way per card; of cards that are alike now only the first."""
+    """One assignment per card; of cards in the same state only the first."""
     seen = set()
     for share in able:
         alike = (cards.free[share.card], cards.kind.gpus[share.card])
@@ -155,7 +155,7 @@ def _single_card_assignments(able: list[CardShare], cards: FreeCards) -> Iterabl
 
 
 def _assignments_with_codecs(shape: Shape, able: list[CardShare], cards: FreeCards) -> Iterable[CardAssignment]:
-    """The first cards that together have the codecs asked for, which are dealt from the first card on."""
+    """The first cards that together have the requested codecs, which are taken from the first card on."""
     chosen = _cards_with_codecs(shape, [(share, cards.free[share.card]) for share in able])
     if chosen is None:
         return ()
@@ -169,7 +169,7 @@ def _assignments_with_codecs(shape: Shape, able: list[CardShare], cards: FreeCar
 
 
 def _entire_card_assignments(shape: Shape, able: list[CardShare], cards: FreeCards) -> Iterable[CardAssignment]:
-    """The first entire cards; together they must have the codecs that were also asked for."""
+    """The first entire cards; together they must have the requested codecs."""
     chosen = _cards_with_codecs(shape, [(share, cards.free[share.card]) for share in able])
     return () if chosen is None else (tuple(chosen),)
 
@@ -179,8 +179,8 @@ def _requested_codecs(shape: Shape, card: FreeCard) -> int:
 
 
 def _cards_with_codecs(shape: Shape, able: list[tuple[CardShare, FreeCard]]) -> list[CardShare] | None:
-    """As many cards as the shape needs that together have its codecs, those with few codecs first, so that the others
-    stay for workers that need theirs; simply the first where there is nothing to add up."""
+    """As many cards as the shape needs that together have its codecs; cards with few codecs first, so that the others
+    stay free for workers that need codecs. Without codecs: the first cards."""
     count = shape.cards
     if len(able) < count:
         return None

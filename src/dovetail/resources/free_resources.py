@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 WHOLE_CARD_MILLI = 1000
 TRANSITION_CACHE_LIMIT = 200_000
-"""Known moves between states of cards; beyond this all are forgotten, so that a ledger can live for years."""
+"""Maximum number of cached transitions between states of cards; above it the cache is cleared, so that the memory of
+a long-lived ledger is bounded."""
 
 
 class FreeCard(NamedTuple):
-    """What is free of one card."""
+    """Free resources of one card."""
 
     milli: int
     memory_bytes: int
@@ -24,7 +25,7 @@ class FreeCard(NamedTuple):
 
 
 class NodeKind:
-    """What never changes about a node; one object for all nodes of a ledger that differ only in name."""
+    """Fixed properties of a node; one object for all nodes of a ledger that differ only in name."""
 
     __slots__ = ("cpu_milli", "custom", "edges", "gpus", "keys", "labels", "memory_bytes", "states")
 
@@ -39,7 +40,7 @@ class NodeKind:
         self.edges = 0
 
     def untouched(self) -> FreeResources:
-        """The state of such a node when nobody sits on it."""
+        """The state of such a node without workers."""
         cards = tuple(FreeCard(WHOLE_CARD_MILLI, gpu.memory_bytes, gpu.nvdecs, gpu.nvencs) for gpu in self.gpus)
         return FreeResources(self.cpu_milli, self.memory_bytes, self.cards(cards), self.custom)
 
@@ -51,7 +52,7 @@ class NodeKind:
         return found
 
     def count_edge(self) -> None:
-        """Edges hold states; without them only states that are in use stay, and those stay the same objects."""
+        """Clear the cached transitions; states that are in use remain, as the same objects."""
         self.edges += 1
         if self.edges > TRANSITION_CACHE_LIMIT:
             for state in list(self.states.values()):
@@ -76,7 +77,7 @@ class FreeCards:
         self._before: dict[tuple[CardShare, ...], FreeCards | None] = {}
 
     def after(self, shares: tuple[CardShare, ...]) -> FreeCards | None:
-        """The state once these shares are taken; None if that cannot be."""
+        """The state after these shares are taken; None if they are not free."""
         try:
             return self._after[shares]
         except KeyError:
@@ -86,7 +87,7 @@ class FreeCards:
             return found
 
     def before(self, shares: tuple[CardShare, ...]) -> FreeCards | None:
-        """The state once these shares are given back; None if more would be free than there is."""
+        """The state after these shares are released; None if more would be free than the card has."""
         try:
             return self._before[shares]
         except KeyError:
@@ -100,7 +101,7 @@ class FreeCards:
         self._before.clear()
 
     def is_whole(self, index: int) -> bool:
-        """Nobody computes on this card; its codecs may be in use."""
+        """Whether no worker computes on this card; its codecs may be in use."""
         card = self.free[index]
         return card.milli == WHOLE_CARD_MILLI and card.memory_bytes == self.kind.gpus[index].memory_bytes
 
@@ -123,7 +124,7 @@ class FreeCards:
 
 
 class FreeResources(NamedTuple):
-    """What is free on a node. Hashable; equal for alike nodes of one ledger and of its copies."""
+    """Free resources of a node. Hashable; equal for nodes in the same state in one ledger and its copies."""
 
     cpu_milli: int
     memory_bytes: int
@@ -131,7 +132,7 @@ class FreeResources(NamedTuple):
     custom: tuple[tuple[str, int], ...]
 
     def taken(self, seat: Seat) -> FreeResources | None:
-        """The state once this seat is taken; None if there is no such room."""
+        """The state after this seat is taken; None if it does not fit."""
         cpu_milli = self.cpu_milli - seat.cpu_milli
         memory_bytes = self.memory_bytes - seat.memory_bytes
         cards = self.cards.after(seat.cards) if seat.cards else self.cards
@@ -144,7 +145,7 @@ class FreeResources(NamedTuple):
         )
 
     def given_back(self, seat: Seat) -> FreeResources:
-        """The state once this seat, which was taken, is free again."""
+        """The state after this taken seat is released."""
         cards = self.cards.before(seat.cards) if seat.cards else self.cards
         assert cards is not None, f"a taken seat does not go back: {seat} on {self}"
         custom = self.custom
@@ -153,7 +154,7 @@ class FreeResources(NamedTuple):
         return FreeResources(self.cpu_milli + seat.cpu_milli, self.memory_bytes + seat.memory_bytes, cards, custom)
 
     def custom_after(self, asked: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...] | None:
-        """The custom resources once `asked` is taken; None if there is not that much."""
+        """The custom resources after `asked` is taken; None if there is less."""
         left = dict(self.custom)
         for name, amount in asked:
             if amount < 0 or left.get(name, 0) < amount:

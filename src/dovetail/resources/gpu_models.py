@@ -10,7 +10,7 @@ __all__ = ["KNOWN_CARDS", "CardModel", "card_model", "models_with_memory", "mode
 
 @dataclass(frozen=True, slots=True)
 class CardModel:
-    """One GPU as it is sold: its marketed memory, and its video decoders and encoders."""
+    """A GPU model: marketed memory, video decoders and encoders."""
 
     name: str
     memory_gb: int
@@ -87,14 +87,14 @@ KNOWN_CARDS: dict[str, CardModel] = {
     )
 }
 
-# What a name is found under, once it is in small letters and rid of everything below.
+# Keys of the table: names in lower case without the words below.
 _BY_SPELLING: dict[str, CardModel] = {
     **{name.lower(): model for name, model in KNOWN_CARDS.items()},
     **{name[3:].lower(): model for name, model in KNOWN_CARDS.items() if name.startswith("RTXA")},  # "A6000"
     "h200nvl": KNOWN_CARDS["H200"],
 }
 
-# Words that tell no two cards apart: brand, form factor, kind of memory, and the memory of a GH200's processor, which
+# Words that do not distinguish models: brand, form factor, kind of memory, and the memory of a GH200's processor, which
 # NVML puts into its name. "Laptop", "Super" and "MIG" are not here: those are other cards, or slices of one.
 _NOISE = re.compile(
     r"nvidia|tesla|geforce|quadro|generation|blackwell|server|workstation|edition|max|q"
@@ -105,32 +105,32 @@ _WORD = re.compile(r"\b[1-9][0-9]{0,2} gi?b\b|[^\W_]+")
 
 
 def card_model(name: str) -> CardModel | None:
-    """The card that people, clouds or NVML call `name`; None for one that is not in the table."""
+    """The model for a name as used by people, clouds or NVML; None if it is not in the table."""
     spelling, memory_gb = _read(name)
     model = _BY_SPELLING.get(spelling)
     return model if model is None or memory_gb is None else replace(model, memory_gb=memory_gb)
 
 
 def model_key(name: str) -> str:
-    """The same text for every spelling of one card, whether or not it is in the table; sizes do not count."""
+    """A key that is the same for all spellings of one model, in the table or not; sizes are ignored."""
     spelling, _ = _read(name)
     model = _BY_SPELLING.get(spelling)
     return model.name.lower() if model else spelling or name.strip().lower()
 
 
 def model_name(key: str) -> str:
-    """How a key is shown to people."""
+    """The display name of a key."""
     model = _BY_SPELLING.get(key)
     return model.name if model else key
 
 
 def models_with_memory(*, nvdecs: int = 0, nvencs: int = 0) -> tuple[str, ...]:
-    """The cards with at least these engines, those of data centres first."""
+    """Models with at least these codecs, data centre models first."""
     return tuple(name for name, model in KNOWN_CARDS.items() if model.nvdecs >= nvdecs and model.nvencs >= nvencs)
 
 
 def _read(name: str) -> tuple[str, int | None]:
-    """What is left of a name without noise, and the memory it states."""
+    """The name without brand and form factor, and the memory that it states."""
     memory_gb: int | None = None
     kept: list[str] = []
     for word in _WORD.findall(name.lower()):

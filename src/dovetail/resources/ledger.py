@@ -21,8 +21,8 @@ CHANGES_LIMIT = 100_000
 class Ledger:
     """The free state of every node of a cluster, and the seats that are taken.
 
-    `changes` lists the nodes that changed, in order, for those who keep something per node and want to refresh only
-    that; when it has grown too long it starts anew and `era` goes up.
+    `changes` lists the nodes that changed, in order, so that caches per node refresh only these. When the list reaches
+    its limit, it is cleared and `era` is incremented.
     """
 
     __slots__ = ("_free", "_index", "_seated", "changes", "cluster", "era")
@@ -44,7 +44,7 @@ class Ledger:
             self.take(seat)
 
     def copy(self) -> Ledger:
-        """An independent ledger in the same state; states of alike nodes stay the same objects."""
+        """An independent ledger in the same state; nodes in the same state still share one object."""
         other = copy(self)
         other._become_independent()  # noqa: SLF001  its own class
         return other
@@ -57,14 +57,14 @@ class Ledger:
 
     @property
     def free(self) -> Sequence[FreeResources]:
-        """What is free, node by node in the order of the cluster."""
+        """Free resources of each node, in the order of the cluster."""
         return self._free
 
     def free_on(self, node: str) -> FreeResources:
         return self._free[self.position(node)]
 
     def position(self, node: str) -> int:
-        """Where this node stands in the order of the cluster; a LedgerError if it is not there."""
+        """Position of the node in the cluster; LedgerError if it is not in the cluster."""
         try:
             return self._index[node]
         except KeyError:
@@ -75,18 +75,18 @@ class Ledger:
         return node in self._index
 
     def seats(self) -> Iterator[Seat]:
-        """Every seat that is taken, as often as it is."""
+        """All taken seats; a seat that is taken twice appears twice."""
         for seat, count in self._seated.items():
             for _ in range(count):
                 yield seat
 
     def take(self, seat: Seat) -> None:
-        """Seats a worker; a LedgerError, and nothing changed, where there is not enough room."""
+        """Take the seats of a worker; LedgerError, without any change, if they are not free."""
         if not self.try_take(seat):
             raise self._refused("DT201", seat, self.free_on(seat.node), "is taken")
 
     def try_take(self, seat: Seat) -> bool:
-        """Seats a worker if there is room; for those who wait for it and need no reason."""
+        """Take the seats of a worker if they are free; return whether they were taken."""
         index = self.position(seat.node)
         then = self._free[index].taken(seat)
         if then is None:
@@ -96,7 +96,7 @@ class Ledger:
         return True
 
     def give_back(self, seat: Seat) -> None:
-        """Frees a seat; a LedgerError, and nothing changed, if nobody sits there."""
+        """Release a seat; LedgerError, without any change, if it is not taken."""
         index = self.position(seat.node)
         free = self._free[index]
         count = self._seated.get(seat, 0)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, TypeGuard
 
+from dovetail.documents.fields import (
+    FLAG,
+    Field,
+    Mistake,
+    Noted,
+    Type,
+    WrongValue,
+    mapping_of,
+    predicate,
+    record_of,
+    setting_problem,
+)
 from dovetail.errors import UNSET, Change, Problem, ResourceError, Subject, short_repr
 from dovetail.resources.gpu_models import model_key
 from dovetail.resources.shape import Shape, ShapeKind
 from dovetail.resources.sizes import SizeError, parse_milli, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dovetail.errors import Fix
+    from collections.abc import Callable, Iterator, Mapping
 
 CPUS_LIMIT = 65_536
 GPUS_LIMIT = 1_024
@@ -27,11 +36,11 @@ CUSTOM_LIMIT = 10**9
 
 @dataclass(frozen=True)
 class Resources:
-    """What ONE worker needs; for a gang, what each of its ranks needs. Checked when it is made.
+    """Resources of one worker; for a gang, of each of its ranks. Validated on construction.
 
-    `gpus=0.25` takes a quarter of one card, memory included. `gpu_memory="4GB"` alone takes 4 GB of one card, whatever
-    its size; together they take exactly both. `gpus=2` takes two cards that nobody else computes on (`gpu_memory` is
-    then the least each must have); `entire_gpu=True` takes their codecs too. `nvdecs` and `nvencs` come from the
+    `gpus=0.25` takes a quarter of one card, memory included. `gpu_memory="4GB"` alone takes 4 GB of one card of any
+    size; together they take exactly both. `gpus=2` takes two cards that no other worker computes on (`gpu_memory` is
+    then the minimum of each card); `entire_gpu=True` takes their codecs too. `nvdecs` and `nvencs` come from the
     worker's own cards, or, without `gpus`, from one card whose compute stays free for others.
     """
 
@@ -47,7 +56,7 @@ class Resources:
     custom: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        problems = _Checker(self).problems()
+        problems = resource_problems(self)
         if problems:
             raise ResourceError(problems)
         object.__setattr__(self, "labels", dict(self.labels))
@@ -57,7 +66,7 @@ class Resources:
         return hash(self.shape())
 
     def shape(self, ranks: int = 1) -> Shape:
-        """The same in integers; `ranks` processes for a gang."""
+        """The same in integers; a gang has `ranks` processes."""
         if not _is_count(ranks) or not 1 <= ranks <= RANKS_LIMIT:
             raise ResourceError(
                 Problem(
@@ -102,7 +111,7 @@ class Resources:
 
 
 def _alternatives(text: str | None, normal: Callable[[str], str] = str) -> tuple[str, ...]:
-    """'A100|H100' -> the values that will do, each once, in one order."""
+    """'A100|H100' -> the accepted values, sorted, without duplicates."""
     return tuple(sorted({normal(part.strip()) for part in (text or "").split("|") if part.strip()}))
 
 
@@ -115,156 +124,162 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _as_float(value: float) -> float:
-    """As a float; infinite for whole numbers and fractions that no float holds."""
+    """The value as a float; infinite if it is too large for one."""
     try:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
 
 
-def _parse_number(text: str) -> int | float:
-    number = float(text)
+# --- declaration of the fields
+
+SMALLEST_SHARE = 0.001
+CARDS_TEXT = "a share of one card, or a number of cards"
+SIZE_PATTERN = r"^\s*[0-9.][0-9._]*([eE][+-]?[0-9]+)?\s*([kKmMgGtTpP]([iI]?[bB])?|[bB])\s*$"
+
+
+def amount(
+    limit: int, text: str, *, is_whole: bool = False, fraction: Callable[[float], Iterator[WrongValue]] | None = None
+) -> Type:
+    """A number of something that workers share; `fraction` finds numbers that should be whole."""
+
+    def check(value: object) -> Iterator[Mistake]:
+        if not _is_number(value):
+            quoted = _number_in_quotes(value, limit) if isinstance(value, str) else None
+            instead = 1 if quoted is None or (fraction is not None and any(fraction(quoted))) else quoted
+            yield WrongValue(value, text, "is not a number", (instead,))
+            return
+        number = _as_float(value)
+        if math.isnan(number) or (math.isinf(number) and isinstance(value, float)):
+            yield WrongValue(value, text, "is not a finite number", (1,), "DT002")
+        elif number < 0:
+            yield WrongValue(value, text, "is negative", (1, UNSET), "DT003")
+        elif number > limit:
+            reason = f"is more than one worker can have; the limit is {limit}"
+            yield WrongValue(value, text, reason, (1,), "DT004")
+        elif 0 < number < SMALLEST_SHARE and not is_whole:
+            reason = f"is below the smallest share, {SMALLEST_SHARE}"
+            yield WrongValue(value, text, reason, (SMALLEST_SHARE,), "DT005")
+        elif fraction is not None:
+            yield from fraction(value)
+
+    return Type(text, 1, {"type": "integer" if is_whole else "number", "minimum": 0, "maximum": limit}, check)
+
+
+def _number_in_quotes(text: str, limit: float) -> int | float | None:
+    """The number in a text if it is in range; else None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if "_" in text or not SMALLEST_SHARE <= number <= limit:
+        return None
     return int(number) if number == int(number) else number
 
 
-class _Checker:
-    """Collects every problem of a `Resources`, so that all of them can be fixed at once."""
+def _card_fraction(gpus: float) -> Iterator[WrongValue]:
+    if gpus > 1 and gpus != int(gpus):
+        reason = "is a fraction: above one card only whole cards can be requested"
+        instead = (math.ceil(gpus), math.floor(gpus), Noted(0.5, "half of one card"))
+        yield WrongValue(gpus, CARDS_TEXT, reason, instead, "DT006")
 
-    def __init__(self, asked: Resources) -> None:
-        self.asked = asked
-        self.found: list[Problem] = []
 
-    def problems(self) -> list[Problem]:
-        asked = self.asked
-        self._number("cpus", asked.cpus, CPUS_LIMIT)
-        if self._number("gpus", asked.gpus, GPUS_LIMIT):
-            self._gpu_count(asked.gpus)
-        entire: object = asked.entire_gpu
-        if not isinstance(entire, bool):
-            message = f"entire_gpu={short_repr(entire)} is not True or False"
-            self._add("DT001", "entire_gpu", message, Change({"entire_gpu": True}))
-        self._size("memory", asked.memory, may_be_zero=True)
-        self._size("gpu_memory", asked.gpu_memory, may_be_zero=False)
-        self._codecs("nvdecs", asked.nvdecs)
-        self._codecs("nvencs", asked.nvencs)
-        self._accelerator()
-        self._labels()
-        self._custom()
-        if not self.found:
-            self._something_is_asked()
-        return self.found
+def _codec_fraction(codecs: float) -> Iterator[WrongValue]:
+    if not _is_count(codecs):
+        yield WrongValue(codecs, "a whole number", "is a fraction: codecs cannot be shared", (1,), "DT006")
 
-    def _add(self, code: str, setting: str, message: str, *fixes: Fix) -> None:
-        self.found.append(Problem(code, message, fixes=fixes, subject=Subject("setting", setting)))
 
-    def _number(self, name: str, value: object, limit: float) -> bool:
-        example = Change({name: 1})
-        before = len(self.found)
-        asked = f"{name}={short_repr(value)}"
-        if not _is_number(value):
-            quoted = isinstance(value, str) and self._would_do(name, value, limit)
-            fix = Change({name: _parse_number(value)}) if quoted and isinstance(value, str) else example
-            self._add("DT001", name, f"{asked} is not a number", fix)
-            return False
-        number = _as_float(value)
-        if math.isnan(number) or (math.isinf(number) and isinstance(value, float)):
-            self._add("DT002", name, f"{asked} is not a finite number", example)
-        elif number < 0:
-            self._add("DT003", name, f"{asked} is negative", example, Change({name: UNSET}))
-        elif number > limit:
-            self._add("DT004", name, f"{asked} is more than one worker can have; the limit is {limit}", example)
-        elif 0 < number < 0.001:
-            self._add("DT005", name, f"{asked} is below the smallest share, 0.001", Change({name: 0.001}))
-        return len(self.found) == before
+def size(*, may_be_zero: bool) -> Type:
+    """A size in bytes with its unit."""
 
-    @staticmethod
-    def _would_do(name: str, text: str, limit: float) -> bool:
-        """Whether the text is what should have been written, without its quotes."""
+    def check(value: object) -> Iterator[Mistake]:
         try:
-            number = float(text)
-        except ValueError:
-            return False
-        whole_only = name in ("nvdecs", "nvencs") or (name == "gpus" and number > 1)
-        return 0.001 <= number <= limit and "_" not in text and not (whole_only and number != int(number))
-
-    def _gpu_count(self, gpus: float) -> None:
-        if self.asked.entire_gpu is True and 0 < gpus < 1:
-            message = f"entire_gpu=True with gpus={gpus!r}: a fraction of a card is not the entire card"
-            whole, share = Change({"entire_gpu": True, "gpus": UNSET}), Change({"gpus": gpus, "entire_gpu": UNSET})
-            self._add("DT006", "gpus", message, whole, share)
-        elif gpus > 1 and gpus != int(gpus):
-            lower, upper = math.floor(gpus), math.ceil(gpus)
-            message = f"gpus={gpus!r}: above one card only whole cards can be asked for"
-            changes = (Change({"gpus": upper}), Change({"gpus": lower}), Change({"gpus": 0.5}, note="half of one card"))
-            self._add("DT006", "gpus", message, *changes)
-
-    def _size(self, name: str, value: object, *, may_be_zero: bool) -> None:
-        if value is None:
-            return
-        try:
-            size = parse_size(value)
+            parsed = parse_size(value)
         except SizeError as error:
-            self._add("DT007", name, f"{name}={error.reason}", *(Change({name: text}) for text in error.examples))
+            yield WrongValue(value, "a size", error.reason, error.examples, "DT007")
             return
-        if not size and not may_be_zero:
-            message = f"{name}={short_repr(value)} is no memory at all"
-            self._add("DT007", name, message, Change({name: "4GB"}), Change({name: UNSET}))
+        if not parsed and not may_be_zero:
+            yield WrongValue(value, "a size", "is no memory at all", ("4GB", UNSET), "DT007")
 
-    def _codecs(self, name: str, value: object) -> None:
-        if self._number(name, value, CODECS_LIMIT) and not _is_count(value):
-            message = f"{name}={short_repr(value)}: codecs cannot be shared, request whole ones"
-            self._add("DT006", name, message, Change({name: 1}))
+    return Type("a size", "4GB", {"type": "string", "pattern": SIZE_PATTERN}, check)
 
-    def _accelerator(self) -> None:
-        value: object = self.asked.accelerator
-        if value is None:
-            return
-        if not isinstance(value, str) or not all(part.strip() for part in value.split("|")):
-            message = f"accelerator={short_repr(value)} is not the name of a card, or several with | between them"
-            self._add("DT001", "accelerator", message, Change({"accelerator": "A100|H100"}))
-        elif not self.found and not self._uses_cards():
-            message = f"accelerator={value!r} without anything of a card"
-            self._add("DT009", "accelerator", message, Change({"gpus": 1}), Change({"accelerator": UNSET}))
 
-    def _uses_cards(self) -> bool:
-        asked = self.asked
-        return bool(asked.entire_gpu or asked.gpus or asked.gpu_memory is not None or asked.nvdecs or asked.nvencs)
+def _is_name(name: str) -> bool:
+    return bool(name.strip())
 
-    def _labels(self) -> None:
-        labels: object = self.asked.labels
-        example = Change({"labels": {"pool": "gpu"}})
-        if not isinstance(labels, Mapping):
-            self._add("DT001", "labels", f"labels={short_repr(labels)} is not a mapping of names to values", example)
-            return
-        for name, value in labels.items():
-            alternatives = value.split("|") if isinstance(value, str) else [""]
-            if not isinstance(name, str) or not name.strip() or not all(part.strip() for part in alternatives):
-                message = f"labels: {short_repr(name)}: {short_repr(value)} is not a name and a text"
-                self._add("DT001", "labels", message, example)
 
-    def _custom(self) -> None:
-        custom: object = self.asked.custom
-        if not isinstance(custom, Mapping):
-            message = f"custom={short_repr(custom)} is not a mapping of names to amounts"
-            self._add("DT001", "custom", message, Change({"custom": {"licence": 1}}))
-            return
-        for name, amount in custom.items():
-            if not isinstance(name, str) or not name.strip():
-                message = f"custom: {short_repr(name)} is not a name"
-                self._add("DT001", "custom", message, Change({"custom": {"licence": 1}}))
-            else:
-                self._custom_amount(name, amount)
+def _is_alternatives(value: object) -> bool:
+    return isinstance(value, str) and all(part.strip() for part in value.split("|"))
 
-    def _custom_amount(self, name: str, amount: object) -> None:
-        before = len(self.found)
-        self._number(f"custom[{name!r}]", amount, CUSTOM_LIMIT)
-        for number in range(before, len(self.found)):
-            fixes = (Change({"custom": {name: 1}}),)
-            self.found[number] = replace(self.found[number], fixes=fixes, subject=Subject("setting", "custom"))
 
-    def _something_is_asked(self) -> None:
-        asked = self.asked
-        has_memory = asked.memory is not None and parse_size(asked.memory) > 0
-        if not (asked.cpus or has_memory or self._uses_cards() or any(asked.custom.values())):
-            message = "a worker that needs nothing cannot be counted: everything asked for is zero"
-            self._add("DT009", "cpus", message, Change({"cpus": 1}), Change({"cpus": 0.1}, note="a small share"))
+_TEXT = {"type": "string"}
+ACCELERATOR = predicate("the name of a card, or several with | between them", "A100|H100", _TEXT, _is_alternatives)
+LABEL = predicate("a string", "gpu", _TEXT, _is_alternatives)
+CODECS = amount(CODECS_LIMIT, "a whole number", is_whole=True, fraction=_codec_fraction)
+
+RESOURCES = record_of(
+    Resources,
+    "Resources",
+    "What one worker needs.",
+    (
+        Field("cpus", amount(CPUS_LIMIT, "a number"), "CPUs; a fraction is a share of one."),
+        Field(
+            "gpus",
+            amount(GPUS_LIMIT, CARDS_TEXT, fraction=_card_fraction),
+            "A share of one card (0.25), or whole cards (2).",
+        ),
+        Field(
+            "gpu_memory",
+            size(may_be_zero=False),
+            "GPU memory such as 4GB; alone it sizes the worker's share of any card.",
+        ),
+        Field("memory", size(may_be_zero=True), "Host memory such as 8GB."),
+        Field("nvdecs", CODECS, "Hardware video decoders, of its own cards or of one card."),
+        Field("nvencs", CODECS, "Hardware video encoders, of its own cards or of one card."),
+        Field("entire_gpu", FLAG, "Take whole cards with their codecs."),
+        Field("accelerator", ACCELERATOR, "Accepted models of card: A100|H100."),
+        Field(
+            "labels",
+            mapping_of(LABEL, "a mapping of names to values", {"pool": "gpu"}, key=_is_name),
+            "Labels that its node must have.",
+        ),
+        Field(
+            "custom",
+            mapping_of(amount(CUSTOM_LIMIT, "a number"), "a mapping of names to amounts", {"licence": 1}, key=_is_name),
+            "Custom resources, such as licences.",
+        ),
+    ),
+)
+
+
+def resource_problems(asked: Resources) -> list[Problem]:
+    """All problems of a `Resources`, so that they can be fixed at once."""
+    values = {name: getattr(asked, name) for name in RESOURCES.names}
+    found = [(name, setting_problem(name, mistake, "DT001")) for name, mistake in RESOURCES.value_mistakes(values)]
+    wrong = {name for name, _ in found}
+    return [problem for _, problem in found] + [*_combination_problems(asked, wrong)]
+
+
+def _combination_problems(asked: Resources, wrong: set[str]) -> Iterator[Problem]:
+    """Problems of several fields together; `wrong` are the fields that are invalid by themselves."""
+    if not wrong & {"gpus", "entire_gpu"} and asked.entire_gpu and 0 < asked.gpus < 1:
+        message = f"entire_gpu=True with gpus={asked.gpus!r}: a fraction of a card is not the entire card"
+        entire = Change({"entire_gpu": True, "gpus": UNSET})
+        share = Change({"gpus": asked.gpus, "entire_gpu": UNSET})
+        yield _combination_problem("DT006", "gpus", message, entire, share)
+    if wrong:
+        return
+    uses_cards = bool(asked.entire_gpu or asked.gpus or asked.gpu_memory is not None or asked.nvdecs or asked.nvencs)
+    if asked.accelerator is not None and not uses_cards:
+        message = f"accelerator={asked.accelerator!r} without a GPU, GPU memory or codecs"
+        fixes = (Change({"gpus": 1}), Change({"accelerator": UNSET}))
+        yield _combination_problem("DT009", "accelerator", message, *fixes)
+    has_memory = asked.memory is not None and parse_size(asked.memory) > 0
+    if not (asked.cpus or has_memory or uses_cards or asked.accelerator or any(asked.custom.values())):
+        message = "a worker that needs nothing cannot be counted: all resources are zero"
+        fixes = (Change({"cpus": 1}), Change({"cpus": 0.1}, note="a small share"))
+        yield _combination_problem("DT009", "cpus", message, *fixes)
+
+
+def _combination_problem(code: str, setting: str, message: str, *fixes: Change) -> Problem:
+    return Problem(code, message, fixes=fixes, subject=Subject("setting", setting))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class CardShare(NamedTuple):
-    """What a worker takes of one card."""
+    """Share of one card that a worker takes."""
 
     card: int
     """Its position on the node."""
@@ -20,7 +20,7 @@ class CardShare(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """The exact place of one process: node, what it takes there, which cards and how much of each."""
+    """The place of one process: node, CPUs, memory, and its share of each card."""
 
     node: str
     cpu_milli: int = 0
@@ -30,12 +30,12 @@ class Seat(NamedTuple):
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """Which cards of the node."""
+        """Positions of its cards on the node."""
         return tuple(share.card for share in self.cards)
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """How much of each."""
+        """Its share of each card."""
         return tuple(share.milli / 1000 for share in self.cards)
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,4 +59,4 @@ class Seat(NamedTuple):
 
 
 Seats = tuple[Seat, ...]
-"""Where one worker sits: one seat, or one per rank of a gang."""
+"""Place of one worker: one seat, or one per rank of a gang."""

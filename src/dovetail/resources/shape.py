@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class ShapeKind(Enum):
-    """How a worker uses cards; it decides which cards can seat it."""
+    """How a worker uses cards, which determines the suitable cards."""
 
     CPU_ONLY = "cpu only"
-    """Sits on no card."""
+    """Uses no card."""
     CODEC = "codec"
-    """Needs NVDECs or NVENCs of one card, and nothing of its compute or memory."""
+    """Uses NVDECs or NVENCs of one card, and none of its compute or memory."""
     FRACTIONAL_GPU = "fractional gpu"
-    """A share of one card, beside others; its codecs come from that card."""
+    """A share of one card, which other workers use too; its codecs come from that card."""
     WHOLE_NUMBERED_GPU = "whole-numbered gpu"
-    """One or more cards that nobody else computes on; codecs it did not ask for stay free for CODEC workers."""
+    """One or more cards that no other worker computes on; codecs that it did not request stay free for others."""
     ENTIRE_GPU = "entire gpu"
     """One or more cards with everything on them, codecs included."""
 
@@ -36,17 +36,17 @@ class Shape:
     cpu_milli: int = 0
     memory_bytes: int = 0
     cards: int = 0
-    """How many cards it sits on."""
+    """Number of cards."""
     gpu_milli: int = 0
     """Of each card; 0 for a FRACTIONAL_GPU that is sized by `gpu_memory_bytes` alone."""
     gpu_memory_bytes: int = 0
-    """Of each card; 0 when not asked for. For whole and entire cards: the least a card must have."""
+    """Of each card; 0 if not requested. For whole and entire cards: the minimum that a card must have."""
     nvdecs: int = 0
     nvencs: int = 0
     accelerators: tuple[str, ...] = ()
-    """Card models that will do, as `cards.model_key` writes them; empty: any."""
+    """Accepted card models, as `gpu_models.model_key` writes them; empty: any."""
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Node labels and the values that will do."""
+    """Node labels and their accepted values."""
     custom: tuple[tuple[str, int], ...] = ()
     """Custom resources in thousandths."""
     ranks: int = 1
@@ -62,17 +62,17 @@ class Shape:
         return self._hash
 
     def __reduce__(self) -> tuple[type[Shape], tuple[object, ...]]:
-        # made anew elsewhere, because another process hashes texts differently
+        # not pickled: another process has other hashes of strings
         return Shape, tuple(getattr(self, item.name) for item in fields(self) if item.init)
 
     @property
     def rank(self) -> Shape:
-        """What one process of the gang needs."""
+        """The shape of one process of the gang."""
         return self if self.ranks == 1 else replace(self, ranks=1)
 
     @property
     def on_cards(self) -> Shape:
-        """Only what decides which cards seat it: shapes that agree in this share what is known about cards."""
+        """The part of the shape that determines the suitable cards; shapes with an equal part share cached results."""
         return replace(self, cpu_milli=0, memory_bytes=0, custom=(), ranks=1)
 
     @property

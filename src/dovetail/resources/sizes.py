@@ -9,7 +9,7 @@ from decimal import Decimal
 from dovetail.errors import short_repr
 
 SIZE_LIMIT_BYTES = 1 << 60
-"""1 EB: more than any machine has, so a larger number is a slip of the pen."""
+"""1 EB: more than any machine has, so a larger number is a typing error."""
 
 EXAMPLE_SIZES = ("4GB", "500MB", "64KiB")
 
@@ -20,16 +20,17 @@ _SIZE = re.compile(
 
 
 class SizeError(ValueError):
-    """A value is not a size: the reason, and sizes to write instead."""
+    """A value is not a size: what is wrong with it, and sizes to write instead."""
 
-    def __init__(self, reason: str, examples: tuple[str, ...]) -> None:
+    def __init__(self, value: object, reason: str, examples: tuple[str, ...]) -> None:
+        self.value = value
         self.reason = reason
         self.examples = examples
         *others, last = map(repr, examples)
-        super().__init__(f"{reason}: write {', '.join(others)}{' or ' if others else ''}{last}")
+        super().__init__(f"{short_repr(value)} {reason}: write {', '.join(others)}{' or ' if others else ''}{last}")
 
-    def __reduce__(self) -> tuple[type[SizeError], tuple[str, tuple[str, ...]]]:
-        return type(self), (self.reason, self.examples)
+    def __reduce__(self) -> tuple[type[SizeError], tuple[object, str, tuple[str, ...]]]:
+        return type(self), (self.value, self.reason, self.examples)
 
 
 def parse_size(value: object) -> int:
@@ -38,18 +39,18 @@ def parse_size(value: object) -> int:
     MB and MiB are both 1024-based: that is what users of '2GB' cards and GPU memory hints mean.
     """
     if not isinstance(value, str):
-        raise SizeError(f"{short_repr(value)} has no unit", _with_units(value))
+        raise SizeError(value, "has no unit", _with_units(value))
     text = value.strip()
     match = _SIZE.fullmatch(text)
     if match is None or len(text) > 100:
-        raise SizeError(f"{short_repr(value)} is not a size", EXAMPLE_SIZES)
+        raise SizeError(value, "is not a size", EXAMPLE_SIZES)
     if text.startswith("-"):
-        raise SizeError(f"{value!r} is negative", EXAMPLE_SIZES)
+        raise SizeError(value, "is negative", EXAMPLE_SIZES)
     if not match["unit"] and not match["b"]:
-        raise SizeError(f"{value!r} has no unit", _with_units(text))
+        raise SizeError(value, "has no unit", _with_units(text))
     size = Decimal(match["number"]) * 1024 ** _UNITS[match["unit"].lower()]
     if size > SIZE_LIMIT_BYTES:
-        raise SizeError(f"{value!r} is more than the limit of 1024PB", ("1024PB",))
+        raise SizeError(value, "is more than the limit of 1024PB", ("1024PB",))
     return int(size.to_integral_value())
 
 
@@ -65,7 +66,7 @@ def _with_units(value: object) -> tuple[str, ...]:
 
 
 def format_exact_size(size_bytes: int) -> str:
-    """The shortest text that `parse_size` reads back to the very same number."""
+    """The shortest string that `parse_size` reads back to the same number."""
     for unit, power in (("PB", 5), ("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):
         whole, rest = divmod(size_bytes * 1000, 1024**power)
         if whole >= 1000 and not rest:
@@ -74,7 +75,7 @@ def format_exact_size(size_bytes: int) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """A size for people: three digits are enough."""
+    """A size with three digits, for display."""
     for unit, power in (("PB", 5), ("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):
         if size_bytes >= 1024**power:
             return f"{float(f'{size_bytes / 1024**power:.3g}'):g}{unit}"
@@ -82,14 +83,14 @@ def format_size(size_bytes: int) -> str:
 
 
 def parse_milli(number: float) -> int:
-    """Thousandths of a number, rounded down, so that seven workers of 1/7 fit where one of 1 does; but what was written
-    as a whole number of thousandths is just that, although 0.57 * 1000 is a little less than 570."""
+    """Thousandths of a number, rounded down, so that seven workers of 1/7 fit where one of 1 does. A number that was
+    written with three decimals is exact: 0.57 is 570, although 0.57 * 1000 is a little less."""
     nearest = round(number * 1000)
     return nearest if math.isclose(nearest / 1000, number, rel_tol=1e-12) else math.floor(number * 1000)
 
 
 def format_milli(amount_milli: int) -> str:
-    """Thousandths as people write them: 2500 is '2.5'."""
+    """Thousandths as a decimal number: 2500 is '2.5'."""
     return _format_decimal(amount_milli)
 
 

@@ -29,7 +29,7 @@ def with_length_check(stage: Stage) -> Stage:
     run: Any = stage.run
     with suppress(Exception):  # workers report the error
         while isinstance(run, str):
-            run = import_object(run, stage.name)
+            run = import_object(run, f"stage {stage.name!r}: run=")
     if isinstance(run, str | Each):
         return stage
     return replace(stage, run=(LengthCheckedAsync if is_async(run) else LengthChecked)(run, stage.name))

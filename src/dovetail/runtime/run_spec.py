@@ -233,9 +233,9 @@ def _paths_as_mapping(value: Any) -> Any:
 
 
 def _problem_path(path: KeyPath, value: Any, problem: Problem) -> KeyPath:
-    """The key that a problem is about, if its message starts with one."""
-    word = problem.message.split("=")[0].split(" ")[0].strip("'\"`:")
-    return (*path, word) if isinstance(value, Mapping) and word in value else path
+    """The key that a problem is about, if the file has it."""
+    key = problem.subject.name if problem.subject is not None else ""
+    return (*path, key) if isinstance(value, Mapping) and key in value else path
 
 
 def with_append(sink: Any) -> Any:
@@ -327,13 +327,10 @@ def _import_target(run: str, called: str) -> Any:
     from dovetail.engines.object_loader import import_object
 
     try:
-        return import_object(run, "")
+        return import_object(run, f"{called}: run=")
     except DovetailError as error:
         fix = ("run: package.module:name of a function or class, in a module beside the file or installed",)
-        raise ConfigError(
-            replace(one, message=one.message.replace("stage ''", called, 1), fixes=one.fixes or fix)
-            for one in error.problems
-        ) from None
+        raise ConfigError(replace(one, fixes=one.fixes or fix) for one in error.problems) from None
     except Exception as error:
         raise _user_code_error(f"{called}: the module of {run!r} cannot be imported", error) from error
 

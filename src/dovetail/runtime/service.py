@@ -151,7 +151,7 @@ def _on_control_command(engine: RunEngine, source: RequestSource, command: str, 
 
 
 class Service(RunHandle):
-    """Answers requests until it is drained or cancelled; methods may be called from any thread.
+    """A service that answers requests until it is drained or cancelled; methods may be called from any thread.
 
     Leaving a `with` block drains the service, also after Ctrl-C; a second Ctrl-C, or another exception, cancels it.
     """

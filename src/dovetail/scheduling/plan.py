@@ -317,7 +317,7 @@ def check_plan_data(data: object) -> dict[str, Any]:
         said = data.get("version") if isinstance(data, dict) else type(data).__name__
         raise invalid_plan_error([f"its version is {said!r}, not {PLAN_VERSION}"])
     try:
-        written = validate_document(Document("plan", data), PlanFile)
+        written = validate_document(Document("plan", data), PlanFile, ignore_unknown=True)
     except ConfigError as error:
         raise invalid_plan_error([problem.message for problem in error.problems]) from None
     wrong = [*_number_errors(data, "plan"), *_consistency_errors(written)]

@@ -130,6 +130,8 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True)
 class LoseNode:
+    """A node leaves the cluster."""
+
     name: str
 
 
@@ -140,7 +142,7 @@ class JoinNode:
 
 @dataclass(frozen=True, slots=True)
 class SlowDown:
-    """Calls of the unit that start until then take this many times as long."""
+    """Calls of a unit take a multiple of their time until a point of virtual time."""
 
     unit: str
     factor: float
@@ -156,12 +158,16 @@ class PostEvent:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedEvent:
+    """An action at a point of virtual time: `dt.LoseNode`, `dt.SlowDown`, ..."""
+
     time_s: float
     action: KillWorker | LoseNode | JoinNode | SlowDown | PostEvent
 
 
 @dataclass(frozen=True, slots=True)
 class World:
+    """Description of simulated workers and nodes: speed, crashes, node losses and scripted events."""
+
     behaviours: Mapping[str, Behaviour]
     """Behaviour by name of the hosted object, which is that of the unit."""
     seed: int = 0

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import Deduplicator, Row
 from dovetail.recipes.operators.support.ngrams import TOKENIZATIONS, shingler
-from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_choice, check_int, check_ratio
+from dovetail.recipes.operators.support.parameter_checks import (
+    ADAPTER_HINT,
+    NeedsDataJuicer,
+    check_choice,
+    check_int,
+    check_ratio,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -109,7 +115,7 @@ class DocumentMinhashDeduplicator(Deduplicator):
 
 def _check_tokenization(tokenization: str) -> None:
     if tokenization == "sentencepiece":
-        raise ValueError(f"tokenization: sentencepiece needs a sentencepiece model; {ADAPTER_HINT}")
+        raise NeedsDataJuicer(f"tokenization: sentencepiece needs a sentencepiece model; {ADAPTER_HINT}")
     check_choice("tokenization", tokenization, TOKENIZATIONS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_int
+from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, NeedsDataJuicer, check_int
 
 SENTENCE_END = re.compile("([.。！!？?])([^’”])")  # noqa: RUF001
 ELLIPSIS_END = re.compile("(…{2})([^’”])")  # noqa: RUF001
@@ -38,7 +38,7 @@ class RemoveRepeatSentencesMapper(TextMapper):
         tokenizer: str | None = None,
     ) -> None:
         if tokenizer is not None:
-            raise ValueError(
+            raise NeedsDataJuicer(
                 f"tokenizer is not supported, because Dovetail does not run code from a recipe; {ADAPTER_HINT}"
             )
         self.lowercase = lowercase

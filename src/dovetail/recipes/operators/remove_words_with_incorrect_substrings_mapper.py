@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_texts
+from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, NeedsDataJuicer, check_texts
 from dovetail.recipes.operators.support.words import keep_words, strip_special
 
 DEFAULT_SUBSTRINGS = ("http", "www", ".com", "href", "//")
@@ -15,7 +15,7 @@ class RemoveWordsWithIncorrectSubstringsMapper(TextMapper):
 
     def __init__(self, lang: str = "en", tokenization: bool = False, substrings: list[str] | None = None) -> None:
         if tokenization:
-            raise ValueError(
+            raise NeedsDataJuicer(
                 f"tokenization: true needs a sentencepiece model, which Data-Juicer downloads; {ADAPTER_HINT}"
             )
         self.lang = lang

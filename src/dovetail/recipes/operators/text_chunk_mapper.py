@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dovetail.recipes.operators.base import Mapper, Row
-from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_int, check_text
+from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, NeedsDataJuicer, check_int, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ class TextChunkMapper(Mapper):
         trust_remote_code: bool = False,
     ) -> None:
         if tokenizer is not None:
-            raise ValueError(f"tokenizer {tokenizer!r} is a model, which Data-Juicer downloads; {ADAPTER_HINT}")
+            raise NeedsDataJuicer(f"tokenizer {tokenizer!r} is a model, which Data-Juicer downloads; {ADAPTER_HINT}")
         if max_len is None and split_pattern is None:
             raise ValueError("max_len and split_pattern must not both be null: give at least one")
         self.max_len = None if max_len is None else check_int("max_len", max_len, 1)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dovetail.errors import UNSET, AddNodes, Change, InfeasibleError, Problem, Subject
+from dovetail.errors import UNSET, AddNodes, Change, InfeasibleError, Problem, Subject, Text
 from dovetail.resources.amounts import total_free
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.fit import Fit
@@ -107,7 +107,7 @@ def _fits_nowhere_problem(request: WorkerRequest, ledger: Ledger) -> Problem:
     fixes += [hint] if hint else []
     node = smallest_fitting_node(shape)
     fixes += [AddNodes(1, node)] if node else []
-    message = f"{request.name} ({shape.describe()}) fits on 0 of {nodes} nodes"
+    message = Text(_label(request), f" ({shape.describe()}) fits on 0 of {nodes} nodes")
     return Problem(code, message, tuple(evidence), tuple(fixes or ["request less per worker"]), subject=request.subject)
 
 
@@ -168,7 +168,8 @@ def _split_capacity_lines(shape: Shape, ledger: Ledger) -> list[str]:
 
 
 def _too_many_workers_problem(request: WorkerRequest, largest: int, ledger: Ledger) -> Problem:
-    message = f"{request.name}: {request.workers} workers ({request.shape.describe()}) are asked for, {largest} fit"
+    amounts = f": {request.workers} workers ({request.shape.describe()}) are requested, {largest} fit"
+    message = Text(_label(request), amounts)
     fixes: tuple[Fix, ...] = (
         Change({"workers": largest}),
         *_smaller_share_fix(request, ledger),
@@ -182,7 +183,7 @@ def _gang_too_large_problem(request: WorkerRequest, ledger: Ledger) -> Problem:
     shape = request.shape
     fit = Fit(shape.rank)
     on_one = max(fit.capacity(free) for free in ledger.free)
-    message = f"{request.name} ({shape.describe()}) fits on no node and on no set of whole nodes"
+    message = Text(_label(request), f" ({shape.describe()}) fits on no node and on no set of whole nodes")
     whole = "no GPU is in use" if shape.computes_on_gpu else "nothing is in use"
     evidence = (f"{on_one} of {shape.ranks} ranks fit on one node", f"else it needs whole nodes, where {whole}")
     fixes: tuple[Fix, ...] = (Change({"ranks": on_one}), *_add_nodes_fix_for_requests([request], ledger))
@@ -338,6 +339,12 @@ def _stage_text(unit: UnitPlan) -> str:
     return f"stage {unit.name!r}"
 
 
+def _label(request: WorkerRequest) -> str | Subject:
+    """The name of a request in messages; each surface spells the subject if it is a stage."""
+    subject = request.subject
+    return subject if subject is not None and subject.kind == "stage" else request.name
+
+
 def _unit_subject(unit: UnitPlan) -> Subject:
     return Subject("stage", unit.name, unit.stages)
 
@@ -354,7 +361,8 @@ def _per_node_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
         short = [free for free in able if capacity_of[free] < unit.per_node]
         if able and not short:
             continue
-        message = f"{_stage_text(unit)}: workers_per_node={unit.per_node} does not fit on every eligible node"
+        reason = f": workers_per_node={unit.per_node} does not fit on every eligible node"
+        message = Text(_unit_subject(unit), reason)
         capacities = {
             capacity_of[free]: sum(len(groups[f]) for f in short if capacity_of[f] == capacity_of[free])
             for free in short

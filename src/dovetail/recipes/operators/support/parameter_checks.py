@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 ADAPTER_HINT = "run this operator through Data-Juicer: adapter: data_juicer"
 
 
+class NeedsDataJuicer(ValueError):
+    """A parameter that only Data-Juicer supports; with `adapter: data_juicer` the operator runs there."""
+
+
 def parameter_error(name: str, wanted: str, value: object) -> ValueError:
     return ValueError(f"{name} must be {wanted}, not {value!r}")
 
@@ -80,4 +84,4 @@ def reject_tokenization(tokenization: object) -> None:
         return
     if tokenization is not True:
         raise parameter_error("tokenization", "true or false", tokenization)
-    raise ValueError(f"tokenization: true needs a model, which Data-Juicer downloads; {ADAPTER_HINT}")
+    raise NeedsDataJuicer(f"tokenization: true needs a model, which Data-Juicer downloads; {ADAPTER_HINT}")

@@ -12,7 +12,7 @@ import unicodedata
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_text
+from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, NeedsDataJuicer, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,7 +129,7 @@ def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
         re.compile(plain, re.DOTALL)
     except re.error as error:
         at = f" at position {error.pos}: {plain[error.pos : error.pos + 20]!r}" if error.pos is not None else ""
-        raise ValueError(
+        raise NeedsDataJuicer(
             f"{name} {plain!r} is not a regular expression of Python's re: {error.msg}{at}; "
             f"if it is one for the package regex, {ADAPTER_HINT}"
         ) from None

@@ -9,9 +9,9 @@ import pytest
 from dovetail.errors import PipelineError
 from dovetail.pipeline import pipeline_file
 from dovetail.pipeline.pipeline import Pipeline
-from dovetail.pipeline.schema import schema
-from dovetail.pipeline.source_sink import MODES, TOP_KEYS
-from pipeline.test_file import allows
+from dovetail.pipeline.pipeline_file import schema
+from dovetail.pipeline.source_sink import JOB, MODES
+from pipeline.test_pipeline_file import allows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_pipeline_ignores_what_is_for_the_run(tmp_path: Path) -> None:
     file.write_text(text + "max_errors: 5\n" + STAGES)
     assert [stage.name for stage in Pipeline.load(file)] == ["a", "good", "bad"]
     job = pipeline_file.read_pipeline_file(file).job
-    assert set(job) == set(TOP_KEYS)
+    assert set(job) == set(JOB.names)
     assert job["source"] == "a.jsonl"
     assert "source" not in Pipeline.load(file).to_dict()
 
@@ -61,7 +61,7 @@ def test_a_pipeline_ignores_what_is_for_the_run(tmp_path: Path) -> None:
         ("sink: {path: a, exists: maybe}", "DT013", "1:17", "one of replace, fail, append, not 'maybe'"),
         ("sink: {path: a, shard_size: 5}", "DT013", "1:17", "sink.shard_size should be a size, not 5"),
         ("sink: {stages: {}}", "DT013", "1:8", "sink.stages should be a mapping of stages to sinks"),
-        ("sink: {stages: {good: a}}", "DT035", "1:8", "results leave at stage 'bad', too"),
+        ("sink: {stages: {good: a}}", "DT035", "1:8", "results also leave at stage 'bad'"),
         ("sink: {stages: {good: a, bad: b, badd: c}}", "DT032", "1:34", "no results leave at stage 'badd' (did you"),
         ("sink: {stages: {good: a, bad: 7}}", "DT013", "1:26", "sink.stages.bad should be a path"),
         ("sink: {path: a, stages: {good: a, bad: b}}", "DT011", "1:8", "unknown key 'path'"),
@@ -71,7 +71,7 @@ def test_a_pipeline_ignores_what_is_for_the_run(tmp_path: Path) -> None:
         ("sorce: a.jsonl", "DT011", "1:1", "unknown key 'sorce' (did you mean 'source'?)"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, code: str, place: str, words: str) -> None:
+def test_a_mistake_is_reported_with_its_place(tmp_path: Path, text: str, code: str, place: str, words: str) -> None:
     (found,) = problems(tmp_path, f"{text}\n")
     assert (code, place) == found[:2]
     assert words in found[2]

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import dovetail as dt
 from dovetail.errors import DovetailError, PipelineError, Problem
 from dovetail.pipeline.pipeline import Pipeline
-from dovetail.pipeline.pipeline_file import FILE_KEYS
-from dovetail.pipeline.schema import schema
+from dovetail.pipeline.pipeline_file import PIPELINE_FILE, schema
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.units import fuse_stages
 from dovetail.resources.resources import Resources
@@ -105,7 +104,7 @@ def test_merge_keys_and_aliases_are_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "code", "said", "fix"),
     [
-        ("name", "5", "DT034", "stage 1: name=5 is not a text", 'name: "5"'),
+        ("name", "5", "DT034", "stage 1: name=5 is not a string", 'name: "5"'),
         ("name", "a b", "DT034", "stage 'a b': name=", "name: a_b"),
         ("run", "pkg.read", "DT034", "stage 'a': run='pkg.read'", 'run: "pkg:read"'),
         ("batch_size", "0", "DT034", "stage 'a': batch_size=0", "batch_size: 1"),
@@ -116,7 +115,7 @@ def test_merge_keys_and_aliases_are_followed(tmp_path: Path) -> None:
         ("rate", ".nan", "DT034", "stage 'a': rate=nan", "rate: 1"),
         ("on_error", "skp", "DT034", "did you mean 'skip'", "on_error: skip"),
         ("timeout", "'90'", "DT034", "stage 'a': timeout='90'", "timeout: 90s"),
-        ("env", "{A: 1, B: x}", "DT034", "env: 'A' is 1, not a text", 'env: {A: "1", B: x}'),
+        ("env", "{A: 1, B: x}", "DT034", "env['A']=1 is not a string", 'env: {A: "1", B: x}'),
         ("after", "b", "DT034", "after='b' is not a list", "after: [b]"),
         ("fuse", "3", "DT034", "fuse=3 is not True or False", "fuse: true"),
         ("resources", "4", "DT013", "stages[0].resources should be a mapping, not 4", "resources: {cpus: 1}"),
@@ -451,7 +450,7 @@ def test_the_schema_describes_every_key_and_no_other() -> None:
     assert made["title"]
     parts = [made, made["$defs"]["stage"], made["$defs"]["resources"]]
     assert [sorted(part["properties"]) for part in parts] == [
-        sorted(FILE_KEYS),
+        sorted(PIPELINE_FILE.names),
         sorted(item.name for item in fields(Stage)),
         sorted(item.name for item in fields(Resources)),
     ]

@@ -87,7 +87,7 @@ def test_the_last_one_counts_and_the_file_stays_as_it_is() -> None:
         ("mode='waves", "not valid YAML"),
     ],
 )
-def test_what_cannot_be_changed_is_told_with_the_option(text: str, words: str | None) -> None:
+def test_an_invalid_override_is_reported_with_its_option(text: str, words: str | None) -> None:
     if words is None:
         assert said(text)
         return
@@ -114,7 +114,7 @@ def test_what_cannot_be_changed_is_told_with_the_option(text: str, words: str | 
         ("stages.caption=5", "DT013", "stages[1] should be a mapping"),
     ],
 )
-def test_what_a_change_makes_wrong_is_told_with_the_option(text: str, code: str, words: str) -> None:
+def test_an_invalid_value_of_an_override_is_reported_with_its_option(text: str, code: str, words: str) -> None:
     found = said(text)[0]
     assert found[:2] == (code, f"--set {text}")
     assert words in found[2]
