@@ -79,7 +79,7 @@ def test_the_last_one_counts_and_the_file_stays_as_it_is() -> None:
         ("stages.caption.workers", "is not path=value"),
         ("=4", "is not path=value"),
         ("", "is not path=value"),
-        ("mode=", "there is no value behind the ="),
+        ("mode=", "there is no value after the ="),
         ("stages..workers=4", "has an empty part"),
         ("stages.caption.workers.x=4", "stages[1].workers is 2, which has no 'x'"),
         ("name.x.y=1", None),

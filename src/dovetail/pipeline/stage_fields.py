@@ -16,6 +16,7 @@ from dovetail.documents.fields import (
     WrongValue,
     flag,
     is_int,
+    is_quotable,
     mapping_of,
     number,
     number_in,
@@ -143,7 +144,7 @@ def _on_error_mistakes(value: object) -> Iterator[Mistake]:
 
 def _variable_mistakes(value: object) -> Iterator[Mistake]:
     if not isinstance(value, str) or "\0" in value:
-        yield WrongValue(value, "a string", instead=(str(value),) if isinstance(value, int | float) else ())
+        yield WrongValue(value, "a string", instead=(str(value),) if is_quotable(value) else ())
 
 
 def _is_variable_name(name: str) -> bool:

@@ -433,9 +433,12 @@ def _document_groups(document: Document) -> list[NodeSpec]:
     groups: list[NodeSpec] = []
     for number, entry in enumerate(entries if isinstance(entries, list | tuple) else ()):
         path: KeyPath = ("nodes", number)
+        if isinstance(entry, Mapping):
+            mistakes += _spec_problems((*path, "name"), partial(_check_name, entry.get("name"), entry.get("count", 1)))
         if path not in invalid_entries:
             groups.append(_node_spec(entry))
-            mistakes += _group_problems(path, groups[-1])
+            check = partial(check_group, groups[-1], cpus="cpus: 4", keep="keep_back: 1")
+            mistakes += _spec_problems((*path, "cpus"), check)
     if mistakes:
         problems = [replace(file_problem(mistake), place=document.place(mistake.path)) for mistake in mistakes]
         raise ClusterError(problems)
@@ -456,18 +459,13 @@ def _node_spec(entry: Mapping[str, Any]) -> NodeSpec:
     )
 
 
-def _group_problems(path: KeyPath, group: NodeSpec) -> Iterator[Mistake]:
-    """Problems of several keys of an entry together."""
-    yield from _spec_problems((*path, "name"), partial(_check_name, group))
-    yield from _spec_problems((*path, "cpus"), partial(check_group, group, cpus="cpus: 4", keep="keep_back: 1"))
-
-
-def _check_name(group: NodeSpec) -> None:
-    if group.name is None:
+def _check_name(name: object, count: object) -> None:
+    """Check the name of an entry together with its count."""
+    if not isinstance(name, str):
         return
-    if not group.name.strip():
+    if not name.strip():
         raise SpecError("a node's name is empty", "write a name, or omit 'name'")
-    if group.count != 1:
+    if count != 1:
         raise SpecError(
-            f"{group.count} nodes cannot all be called {group.name!r}", "remove 'name', or write 'count: 1'"
+            f"{_short_value(count)} nodes cannot all be called {name!r}", "remove 'name', or write 'count: 1'"
         )
