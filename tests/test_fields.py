@@ -95,7 +95,7 @@ def test_a_mistake_in_an_argument_is_spelled_as_python_or_yaml(
 
 def test_a_number_that_is_measured_can_be_left_out() -> None:
     ((_, mistake),) = TREE.value_mistakes({"height": -1})
-    assert setting_problem("height", mistake, "DT034").fix_texts == ("height=1", "leave height out  # it is measured")
+    assert setting_problem("height", mistake, "DT034").fix_texts == ("height=1", "omit height  # it is measured")
 
 
 def test_a_mistake_in_a_file_has_the_path_and_a_line_to_write() -> None:

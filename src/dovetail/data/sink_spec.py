@@ -206,9 +206,7 @@ def _format_problems(spec: SinkSpec, kind: str, packing: str | None) -> list[Pro
     if columns is None:
         return found
     if kind == "jsonl":
-        found.append(
-            _problem("`columns` is a setting of tables, and this is jsonl", "omit `columns`", spec, "columns")
-        )
+        found.append(_problem("`columns` is a setting of tables, and this is jsonl", "omit `columns`", spec, "columns"))
     elif not isinstance(columns, tuple) or not columns or not all(isinstance(name, str) and name for name in columns):
         found.append(_problem(f"`columns` is {short_repr(columns)}", "columns: [id, text]", spec, "columns"))
     elif len(set(columns)) < len(columns):
