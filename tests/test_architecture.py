@@ -196,6 +196,8 @@ PLAIN_PACKAGES = (
     "engines",
     "machine",
     "observe",
+    "pipeline",
+    "resources",
     "runtime",
     "streaming",
 )
@@ -244,15 +246,6 @@ def test_the_table_of_error_codes_has_every_code_that_is_used_and_no_other() -> 
     sources = [path for path in SOURCE.rglob("*.py") if path.name != "error_codes.py"]
     used = {code for path in sources for code in re.findall(r"\"(DT\d{3})[\" ]", path.read_text())}
     assert sorted(used) == list(ERROR_CODES)
-
-
-def test_no_code_matches_a_regular_expression_against_a_problem() -> None:
-    """What a problem is about is `Problem.subject`; what to change is `Problem.fixes`, which a `Surface` renders."""
-    parsing = re.compile(
-        r"\b(?:re|\w*(?:PATTERN|REGEX)|_[A-Z_]+)\.(?:match|search|sub|fullmatch|findall)\([^\n]*\.(?:message|fixes)\b"
-    )
-    found = [path.name for path in SOURCE.rglob("*.py") if parsing.search(path.read_text())]
-    assert found == []
 
 
 def test_the_page_of_error_codes_is_the_generated_one() -> None:
