@@ -68,10 +68,10 @@ def constructor_problem(cls: type[Operator], given: Mapping[str, Any]) -> Proble
     try:
         cls(**given)
     except (ValueError, TypeError, re.error) as error:
-        said = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         needs_adapter = isinstance(error, NeedsDataJuicer)
         fixes = ("adapter: data_juicer",) if needs_adapter else _removable_parameters(cls, given)
-        return Problem("DT415", f"does not accept these parameters: {said}", (f"given: {_shorten(given)}",), fixes)
+        return Problem("DT415", f"does not accept these parameters: {reason}", (f"given: {_shorten(given)}",), fixes)
     return None
 
 
@@ -199,14 +199,14 @@ def _crossed_bounds(known: OperatorSpec, given: Mapping[str, Any]) -> Iterator[t
 
 
 def _crossed_problem(known: OperatorSpec, given: Mapping[str, Any], low: Parameter, high: Parameter) -> Problem:
-    said, fixes = [], []
+    texts, fixes = [], []
     for bound, other in ((low, high), (high, low)):
         is_default = "" if bound.name in given else ", its default"
-        said.append(f"{bound.name} ({_shorten(given.get(bound.name, bound.default))}{is_default})")
+        texts.append(f"{bound.name} ({_shorten(given.get(bound.name, bound.default))}{is_default})")
         instead = given.get(other.name, other.default)
         if is_valid(bound, instead):
             fixes.append(f"{bound.name}: {to_yaml(instead)}")
-    message = f"{known.name}: {said[0]} is greater than {said[1]}"
+    message = f"{known.name}: {texts[0]} is greater than {texts[1]}"
     return Problem("DT412", message, fixes=tuple(fixes))
 
 

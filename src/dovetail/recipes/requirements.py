@@ -58,13 +58,13 @@ def parse_requirements(
     valid = _valid_values(given, report)
     amounts = _amounts(given, valid, report)
     given = valid
-    said = given.get("accelerator")
-    wants = said == "cuda" or bool(amounts.get("num_gpus"))
-    cuda = wants or (said is None and cuda_by_default and amounts.get("num_gpus") != 0)
-    if said == "cpu" and amounts.get("num_gpus"):
+    accelerator = given.get("accelerator")
+    wants = accelerator == "cuda" or bool(amounts.get("num_gpus"))
+    cuda = wants or (accelerator is None and cuda_by_default and amounts.get("num_gpus") != 0)
+    if accelerator == "cpu" and amounts.get("num_gpus"):
         message = f"num_gpus: {short_repr(amounts['num_gpus'])} with accelerator: cpu would reserve an unused GPU"
         report("num_gpus", Problem("DT412", message, fixes=("accelerator: cuda", "num_gpus: 0")))
-    if said == "cuda" and amounts.get("num_gpus") == 0 and amounts.get("memory") is None:
+    if accelerator == "cuda" and amounts.get("num_gpus") == 0 and amounts.get("memory") is None:
         message = "num_gpus: 0 with accelerator: cuda: it would have no GPU to run on"
         report("num_gpus", Problem("DT412", message, fixes=("num_gpus: 1", "accelerator: cpu")))
     resources = _resources(amounts, cuda, report)
@@ -95,12 +95,12 @@ def _amounts(
 ) -> dict[str, Any]:
     """num_cpus, num_gpus and memory, also under their deprecated names; invalid values are left out."""
     found: dict[str, Any] = {}
-    said: dict[str, str] = {}
+    key_of: dict[str, str] = {}
     for key, value in given.items():
         name = DEPRECATED_NAMES.get(key, key)
         if name not in AMOUNT_KEYS or value is None:
             continue
-        before = said.setdefault(name, key)
+        before = key_of.setdefault(name, key)
         if before != key:
             message = f"{before} and {key} set the same value"
             report(key, Problem("DT412", message, fixes=(f"remove {before if key == name else key}",)))
