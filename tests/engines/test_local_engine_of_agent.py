@@ -21,13 +21,13 @@ from dovetail.control.events import BatchesDone, LossCause, WorkerLost, WorkerRe
 from dovetail.control.payload import PartFileRange
 from dovetail.engines.local.code_pickle import PickledWork, pickle_hosted
 from dovetail.engines.local.engine import LocalEngine
-from dovetail.engines.local.worker_spec import (
+from dovetail.engines.local.worker_environment import (
     DROPPED_VARIABLES,
     RAY_PATH_SUFFIXES,
-    DriverContext,
     agent_environment,
     rendezvous_variables,
 )
+from dovetail.engines.local.worker_spec import DriverContext
 from dovetail.resources.seat import CardShare, Seat
 from engines.socket_group import SocketGroup
 from ray_aids import driver

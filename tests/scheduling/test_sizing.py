@@ -14,10 +14,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dovetail as dt
-from dovetail.scheduling.bounds import rate_bound, resource_limits
 from dovetail.scheduling.demand import Demand, pipeline_rate, workers_needed
 from dovetail.scheduling.packing import NodeFiller, group_nodes
-from dovetail.scheduling.sizing import add_headroom, size_units
+from dovetail.scheduling.sizing import add_headroom, rate_bound, resource_limits, size_units
 from scheduling.pipelines import (
     all_fit,
     any_clusters,

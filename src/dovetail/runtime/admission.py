@@ -13,7 +13,7 @@ from dovetail.claims.sqlite_store import MachineClaimStore
 from dovetail.claims.store import ClaimRequest
 from dovetail.claims.updater import ClaimUpdater
 from dovetail.claims.wait import wait_for_claim
-from dovetail.engines.local.worker_spec import INSIDE_WORKER_VARIABLE
+from dovetail.engines.local.worker_environment import INSIDE_WORKER_VARIABLE
 from dovetail.errors import DovetailError
 from dovetail.observe.run_folder import home_folder
 

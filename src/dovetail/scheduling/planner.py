@@ -10,13 +10,12 @@ from dovetail.pipeline.units import fuse_stages, multiplicity, rate_of_unit
 from dovetail.resources.amounts import total_free
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
-from dovetail.scheduling.bounds import resource_limits
 from dovetail.scheduling.demand import ASSUMED, GIVEN, MEASURED, StageRates, stage_rates
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
 from dovetail.scheduling.modes import MODES, ModeChoice, choose_mode, size_same_waves
 from dovetail.scheduling.packing import NodeFiller, group_nodes, seats_by_unit
 from dovetail.scheduling.plan import Plan, PlannedUse, UnitPlan
-from dovetail.scheduling.sizing import Sizing, add_headroom
+from dovetail.scheduling.sizing import Sizing, add_headroom, resource_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

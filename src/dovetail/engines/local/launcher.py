@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.local.code_pickle import PickledWork, pickle_work, work_environment
 from dovetail.engines.local.protocol import Channel
-from dovetail.engines.local.worker_spec import (
+from dovetail.engines.local.worker_environment import (
     RAY_PATH_SUFFIXES,
-    HostedSpec,
-    WorkerSpec,
     agent_environment,
     local_rank,
     needs_fresh_interpreter,
     rendezvous_variables,
     seat_environment,
 )
+from dovetail.engines.local.worker_spec import HostedSpec, WorkerSpec
 from dovetail.engines.local.worker_state import LocalWorker, RankProcess
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dovetail.engines.local.worker_spec import DROPPED_VARIABLES, INSIDE_WORKER_VARIABLE
+from dovetail.engines.local.worker_environment import DROPPED_VARIABLES, INSIDE_WORKER_VARIABLE
 from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Candidate layouts of a replan, their score over the horizon, and the selection of the best one.
+"""Candidate layouts of a replan.
 
 Four kinds of candidates: the current layout with what is missing; a faster one, with workers moved if necessary; a
 slightly slower one with fewer changes; and a packing from empty, with workers kept where it matches.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.scheduling.bounds import rate_bound
 from dovetail.scheduling.demand import MAX_SPEED
+from dovetail.scheduling.replan.cost_benefit import limiting_rate
 from dovetail.scheduling.replan.layout import LEAVING_STATUSES, OccupantStatus, count_workers, free_without
 from dovetail.scheduling.replan.seat_assignment import (
     AssignmentOptions,
@@ -20,7 +20,7 @@ from dovetail.scheduling.replan.seat_assignment import (
     hardest_first,
     minimise_changes,
 )
-from dovetail.scheduling.sizing import MAX_RATE, size_units_on
+from dovetail.scheduling.sizing import MAX_RATE, rate_bound, size_units_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,8 +42,6 @@ REPACK_BELOW_BOUND_SHARE = 0.99
 """All nodes are packed again only if the best rate without it is below this share of the bound."""
 SLOWER_RATES_TRIED = 6
 """Rates below the best one that are tried, because they may need fewer changes."""
-UNLIMITED_RATE = 1e15
-"""Rate of a pipeline that no unit limits."""
 MAX_PAIRS_COMPARED = 20_000
 """Maximum number of pairs of node states and patterns that are compared to keep workers in place."""
 
@@ -51,14 +49,6 @@ SizingCache = dict[tuple[tuple["Demand", ...], tuple[tuple["FreeResources", tupl
 """Plans from empty of one replan: every round asks for the same ones."""
 NodePattern = tuple[tuple[int, "Seats"], ...]
 """(Unit, seats) of each worker on one node."""
-
-
-def limiting_rate(targets: Sequence[UnitTarget], counts: Sequence[int]) -> float:
-    """Source items per second of these workers; infinite if no unit limits it."""
-    return min(
-        (count * target.demand.speed for target, count in zip(targets, counts, strict=True) if target.limits_rate),
-        default=math.inf,
-    )
 
 
 def candidate_layouts(
@@ -304,65 +294,3 @@ def _evictable_occupants(state: NodeState, targets: Sequence[UnitTarget]) -> lis
 def _count_in_common(state: NodeState, pattern: NodePattern) -> int:
     units = Counter(unit for unit, _ in pattern)
     return sum(min(state.evictable_counts.get(unit, 0), count) for unit, count in units.items())
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredLayout:
-    """A layout and the work it does within the horizon."""
-
-    layout: Layout
-    rate: float
-    items: float
-    """Source items within the horizon; while new workers start, only the staying ones count."""
-    changes: int
-
-
-def score_layout(layout: Layout, targets: Sequence[UnitTarget], rate_before: float, horizon_s: float) -> ScoredLayout:
-    """Score a layout by the source items that it processes within the horizon.
-
-    Until the last new worker is ready, the pipeline runs at the rate of the workers that stay, so stopping a worker
-    that is not needed costs nothing. A pipeline that stands still has nothing to lose.
-    """
-    rate = min(limiting_rate(targets, layout.counts), UNLIMITED_RATE)
-    horizon_s = max(horizon_s, 1e-9)
-    items = rate * horizon_s
-    if rate_before > 0:
-        started = _count_started(layout, len(targets))
-        stayed = [count - new for count, new in zip(layout.counts, started, strict=True)]
-        wait_s = min(_startup_s(layout, targets, started), horizon_s)
-        items = min(limiting_rate(targets, stayed), rate) * wait_s + rate * (horizon_s - wait_s)
-    return ScoredLayout(layout, rate, items, layout.changes)
-
-
-def _count_started(layout: Layout, units: int) -> list[int]:
-    started = [0] * units
-    for state, positions in layout.groups.items():
-        for occupant in state.occupants:
-            if occupant.status is OccupantStatus.NEW:
-                started[occupant.unit] += len(positions)
-    for gang in layout.gangs:
-        started[gang.unit] += 1
-    return started
-
-
-def _startup_s(layout: Layout, targets: Sequence[UnitTarget], started: Sequence[int]) -> float:
-    """Time until the last new worker is ready: the workers on its seats drain first."""
-    drains = [targets[occupant.unit].unit.drain_s for state in layout.groups for occupant in state.evicted]
-    setups = [target.unit.setup_s for target, new in zip(targets, started, strict=True) if new]
-    return max(drains, default=0.0) + max(setups, default=0.0)
-
-
-def select_layout(scored: Sequence[ScoredLayout], workers: int, rules: ReplanRules) -> ScoredLayout:
-    """Of the layouts close to the best, the one with the best ratio of gain to changes; the current layout if no other
-    gains enough."""
-    most_items = max(one.items for one in scored)
-    fewest = min(scored, key=lambda one: (one.changes, -one.items))
-    if fewest.changes == 0 and fewest.items * (1 + rules.min_gain) >= most_items:
-        return fewest
-
-    def value(one: ScoredLayout) -> tuple[float, int]:
-        share = one.items / most_items if most_items else 1.0
-        all_workers = max(workers, sum(one.layout.counts), 1)
-        return (share - rules.change_cost * one.changes / all_workers, -one.changes)
-
-    return max((one for one in scored if one.items >= most_items * (1 - rules.close_enough)), key=value)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dovetail.resources.shape import ShapeKind
 from dovetail.scheduling.demand import MAX_SPEED
-from dovetail.scheduling.replan.candidates import candidate_layouts, limiting_rate, score_layout, select_layout
+from dovetail.scheduling.replan.candidates import candidate_layouts
+from dovetail.scheduling.replan.cost_benefit import limiting_rate, score_layout, select_layout
 from dovetail.scheduling.replan.layout import LayoutDiff, layout_from_snapshot
 from dovetail.scheduling.replan.seat_assignment import (
     AssignmentOptions,
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dovetail.scheduling.packing import NodeGroups
-    from dovetail.scheduling.replan.candidates import ScoredLayout, SizingCache
+    from dovetail.scheduling.replan.candidates import SizingCache
+    from dovetail.scheduling.replan.cost_benefit import ScoredLayout
     from dovetail.scheduling.replan.layout import InitialLayout, Layout, NewGang
     from dovetail.scheduling.replan.snapshot import Snapshot
     from dovetail.scheduling.replan.targets import UnitTarget
