@@ -319,16 +319,17 @@ def one_of(text: str, *types: Type) -> Type:
 
 def list_of(item: Type, text: str = "a list") -> Type:
     """A list whose items are of one type."""
+    example = [] if item.example is None else [item.example]
 
     def check(value: object) -> Iterator[Mistake]:
         if not isinstance(value, list | tuple):
-            yield WrongValue(value, text, instead=([item.example],))
+            yield WrongValue(value, text, instead=(example,))
             return
-        for number_, one in enumerate(value):
+        for index, one in enumerate(value):
             for mistake in item.check(one):
-                yield replace(mistake, path=(number_, *mistake.path))
+                yield replace(mistake, path=(index, *mistake.path))
 
-    return Type(text, [item.example], {"type": "array", "items": item.schema}, check)
+    return Type(text, example, {"type": "array", "items": item.schema}, check)
 
 
 def mapping_of(
