@@ -21,6 +21,7 @@ import policies
 import report
 from dovetail.scheduling.fragmentation import Fragmentation
 from dovetail.scheduling.placement import GroupPlacer, stop_rank
+from dovetail.scheduling.replan.targets import replan_score
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -123,7 +124,7 @@ class History:
         self.asked[change.unit] = change
         if self.policy == "fgd":
             # expected is what the runs ask for now: workers that run and workers that wait
-            self.score = dt.FragmentationScore(dt.Workload((one.shape, one.workers) for one in self.asked.values()))
+            self.score = replan_score(dt.Workload((one.shape, one.workers) for one in self.asked.values()))
             self.group_placers = {}
         mine = self.workers.setdefault(change.unit, [])
         waits = sum(unit == change.unit for unit, _ in self.waiting)
@@ -188,7 +189,7 @@ class History:
 
 
 def follow(policy: str, events: int, seed: int) -> dict[str, float]:
-    """Mean over the last quarter of the events, because a single moment varies too much."""
+    """Mean over the events after the first quarter, in which the cluster fills."""
     cluster = dt.Cluster.parse(CLUSTER)
     expected = Fragmentation(dt.Workload((resources.shape(), weight) for resources, weight in SHAPES.items()))
     history = History(policy, cluster)
@@ -196,7 +197,7 @@ def follow(policy: str, events: int, seed: int) -> dict[str, float]:
     script = list(changes(events, sum(len(node.gpus) for node in cluster.nodes), seed))
     for number, change in enumerate(script):
         history.apply(change)
-        if 4 * number >= 3 * len(script):
+        if 4 * number >= len(script):
             measured.append(history.measure(expected))
     return {key: statistics.fmean(row[key] for row in measured) for key in measured[0]}
 

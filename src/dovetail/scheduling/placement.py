@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape
 
 MAX_CACHED_CHOICES = 200_000
+SCORE_LEVELS = 100
+"""Levels of the fragmentation score: near zero, one level is 0.04 GPUs."""
 _NODE_BITS = 24
 _NODE_MASK = (1 << _NODE_BITS) - 1
 _CPU_BITS = 32
@@ -62,21 +64,25 @@ class Score(Protocol):
 class FragmentationScore:
     """Fragmentation gradient descent: the seat that costs the expected workload the least usable GPU.
 
-    The score is deliberately coarse, 0 to 100: near-equal nodes tie, and ties go to the first node,
-    which packs. An exact gradient allocates 1.2 to 1.4 points less on the published trace (docs/decisions/002).
+    The score is deliberately coarse, 0 to `levels`: nearly equal nodes tie, and ties are packed. An exact gradient
+    allocates 1.2 to 1.4 points less on the published trace (docs/decisions/002).
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, levels: int = SCORE_LEVELS, *, fullest_cards: bool = False) -> None:
+        self.levels = levels
+        self.fullest_cards = fullest_cards
+        """Of cards with the same score take the fullest; otherwise the first, as the published algorithm does."""
         self.fragmentation = Fragmentation(workload)
         self._on_cards: dict[Shape, _ChoicesOnCards] = {}
 
     def change(self, nodes: Iterable[tuple[FreeResources, FreeResources]]) -> int:
-        """The score of a change of nodes (before, after): 50 if fragmentation stays the same, more if it falls."""
+        """Score of a change of nodes (before, after): half of the levels if fragmentation stays, more if it falls."""
         of = self.fragmentation.of_free
-        return _quantised_score(sum(of(before) - of(after) for before, after in nodes), self.fragmentation.weight)
+        gain = sum(of(before) - of(after) for before, after in nodes)
+        return _quantised_score(gain, self.fragmentation.weight, self.levels)
 
     def ranker(self, shape: Shape) -> Ranker:
-        on_cards = self._on_cards.setdefault(shape.on_cards, _ChoicesOnCards(Fit(shape.on_cards), self.fragmentation))
+        on_cards = self._on_cards.setdefault(shape.on_cards, _ChoicesOnCards(Fit(shape.on_cards), self))
         return _FragmentationRanker(Fit(shape.rank), on_cards, self.fragmentation.host)
 
 
@@ -107,10 +113,12 @@ class _FragmentationRanker:
 class _ChoicesOnCards(dict[tuple["FreeCards", int, int], "SeatChoice | None"]):
     """(cards, classes that fit the host before, and after) -> best choice; for shapes with the same GPU request."""
 
-    def __init__(self, fit: Fit, fragmentation: Fragmentation) -> None:
+    def __init__(self, fit: Fit, score: FragmentationScore) -> None:
         super().__init__()
         self.fit = fit
-        self.fragmentation = fragmentation
+        self.fragmentation = score.fragmentation
+        self.levels = score.levels
+        self.fullest_cards = score.fullest_cards
 
     def __missing__(self, key: tuple[FreeCards, int, int]) -> SeatChoice | None:
         if len(self) >= MAX_CACHED_CHOICES:
@@ -122,12 +130,15 @@ class _ChoicesOnCards(dict[tuple["FreeCards", int, int], "SeatChoice | None"]):
         fragmentation = self.fragmentation
         fragments_now = fragmentation.of(cards, before)
         best: SeatChoice | None = None
+        best_key = (0, 0)
         for way in self.fit.card_assignments(cards):
             then = cards.after(way) if way else cards
             assert then is not None, (self.fit.shape, cards.free, way)
-            score = _quantised_score(fragments_now - fragmentation.of(then, after), fragmentation.weight)
-            if best is None or score > best.score:
-                best = SeatChoice(score, way)
+            gain = fragments_now - fragmentation.of(then, after)
+            score = _quantised_score(gain, fragmentation.weight, self.levels)
+            idle_milli = sum(cards.free[share.card].milli for share in way) if self.fullest_cards else 0
+            if best is None or (score, -idle_milli) > best_key:
+                best, best_key = SeatChoice(score, way), (score, -idle_milli)
         return best
 
 
@@ -145,12 +156,12 @@ def tightness(free: FreeResources) -> int:
     return free.cards.idle_milli << _CPU_BITS | min(free.cpu_milli, _CPU_MASK)
 
 
-def _quantised_score(gain: int, weight: int) -> int:
-    """0 to 100; 50 when nothing is gained or lost."""
+def _quantised_score(gain: int, weight: int, levels: int) -> int:
+    """0 to `levels`; half of them when nothing is gained or lost."""
     if not weight:
-        return 50
+        return levels // 2
     gain_gpus = max(-700.0, min(700.0, gain / (1000 * weight)))
-    return int(100 / (1 + math.exp(-gain_gpus)))
+    return int(levels / (1 + math.exp(-gain_gpus)))
 
 
 class GangRanker:

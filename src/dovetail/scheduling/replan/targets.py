@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from dovetail.scheduling.replan.snapshot import ReplanRules, Snapshot, UnitSnapshot
 
 MAX_UNCERTAIN_GROWTH_FACTOR = 2
+REPLAN_SCORE_LEVELS = 17
+"""Near zero, one level is 0.24 GPUs: smaller differences are packed. With 100 levels, runs that come and go on one
+cluster allocate less than by packing alone (docs/decisions/002). Odd, so that no change is in the middle of a level."""
 WORKLOAD_SCALE = 100
 """Expected workers of the unit that needs the most of them; only proportions matter."""
 
@@ -59,12 +62,17 @@ def unit_targets(snapshot: Snapshot, counts: Sequence[int], rules: ReplanRules) 
     """
     fresh = not any(counts)
     guessing = any(not unit.finished and not _is_measured(unit) for unit in snapshot.units)
-    score = FragmentationScore(expected_workload(snapshot))
+    score = replan_score(expected_workload(snapshot))
     targets = []
     for unit, count in zip(snapshot.units, counts, strict=True):
         damped = guessing or (unit.confidence < rules.unsure_below and not fresh)
         targets.append(_unit_target(snapshot, unit, count, score, damped=damped))
     return _correct_by_queues(targets, counts)
+
+
+def replan_score(workload: Workload) -> FragmentationScore:
+    """The score by which replans place and stop workers."""
+    return FragmentationScore(workload, REPLAN_SCORE_LEVELS, fullest_cards=True)
 
 
 def expected_workload(snapshot: Snapshot) -> Workload:
