@@ -74,7 +74,7 @@ def current_identity(fragment: Fragment, fields: Collection[int]) -> str:
     return ""
 
 
-RECOMPUTE_SUFFIX = "-anew"
+RECOMPUTE_SUFFIX = "-recompute"
 """Suffix that separates the checkpoints of a recomputation from those of the first time."""
 
 
