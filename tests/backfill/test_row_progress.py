@@ -104,8 +104,8 @@ def test_the_status_of_a_backfill_shows_rows_failed_rows_table_and_column(tmp_pa
     assert filled.folder is not None
     lines = str(summarize_run(RunHistory.load(filled.folder))).splitlines()
     assert lines[0].startswith("t.n: finished after ")
-    assert lines[1] == "  1000 of 1000 rows in, 999 out, 1 set aside"
-    assert f"set aside   dovetail backfill {table.uri} n --errors" in lines
+    assert lines[1] == "  1000 of 1000 rows in, 999 out, 1 failed"
+    assert f"failed      dovetail backfill {table.uri} n --errors" in lines
 
 
 def test_the_history_shows_the_progress_of_a_running_backfill(tmp_path: Path) -> None:

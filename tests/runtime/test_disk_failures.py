@@ -162,7 +162,7 @@ def test_no_room_in_the_run_folder(tmp_path: Path, small_disk: Callable[[str], P
 @pytest.mark.filterwarnings("ignore:Recorder failed")
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 def test_no_room_in_the_spool(on_error: Any, tmp_path: Path, small_disk: Callable[[str], Path]) -> None:
-    """No item is to blame for that, and none is set aside."""
+    """No item is to blame for that, and none fails."""
     source, out, disk = rows_in(tmp_path / "in.jsonl"), tmp_path / "out.jsonl", small_disk("3m")
     stages = [dt.Stage("a", same, fuse=False, on_error=on_error), dt.Stage("b", same, fuse=False, on_error=on_error)]
     run = run_of(*stages, source=source, sink=out, mode="sequential", run_dir=disk / "run")

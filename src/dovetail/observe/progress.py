@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.text_format import (
-    cut_text,
     format_duration,
     format_number,
     format_percent,
@@ -154,6 +153,10 @@ class ProgressDisplay:
 
 def progress_text(view: StreamView, pulse: RateWindow, since_s: float) -> str:
     """'1200 of 5000 items (24 %), 41.2/s, 1 min 32 s left, bottleneck caption'."""
+    return ", ".join([*_essential_parts(view, pulse), *_optional_parts(view, since_s)])
+
+
+def _essential_parts(view: StreamView, pulse: RateWindow) -> list[str]:
     if view.total is not None:
         share = f" ({format_percent(view.finished / view.total)})" if view.total else ""
         parts = [f"{view.finished} of {view.total} {view.noun}{share}"]
@@ -172,23 +175,30 @@ def progress_text(view: StreamView, pulse: RateWindow, since_s: float) -> str:
         parts.append(f"wave {view.wave + 1} of {view.waves}")
     if view.failed:
         parts.append(f"{view.failed} failed")
-    if view.bottleneck:
-        parts.append(f"bottleneck {short_unit_name(view.bottleneck)}")
     if view.detail:
         parts.append(view.detail)
-    parts.append(f"{format_duration(since_s)} so far")
-    return ", ".join(parts)
+    return parts
+
+
+def _optional_parts(view: StreamView, since_s: float) -> list[str]:
+    bottleneck = [f"bottleneck {short_unit_name(view.bottleneck)}"] if view.bottleneck else []
+    return [*bottleneck, f"{format_duration(since_s)} so far"]
 
 
 def progress_line(view: StreamView, pulse: RateWindow, since_s: float, name: str = "", width: int | None = None) -> str:
-    """One line that fits the terminal; stages follow as far as there is space."""
+    """One line; optional parts and the stages are left out if they do not fit the terminal."""
+    width = width or terminal_width()
     stages = (
         f"{short_unit_name(row.unit.name)} {row.unit.ready}w {format_rate(row.rate)}"
         for row in pulse.rows()
         if row.unit.wave == view.wave
     )
-    head = f"{name}: " if name else ""
-    return cut_text(f"{head}{progress_text(view, pulse, since_s)} | {', '.join(stages)}", width or terminal_width())
+    line = f"{name}: " if name else ""
+    line += ", ".join(_essential_parts(view, pulse))
+    for part in (*(f", {text}" for text in _optional_parts(view, since_s)), f" | {', '.join(stages)}"):
+        if len(line) + len(part) <= width:
+            line += part
+    return line
 
 
 def workers_text(unit: UnitView) -> str:
