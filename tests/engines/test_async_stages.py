@@ -48,7 +48,7 @@ def test_batches_of_an_async_stage_are_awaited_in_order() -> None:
     ]
     assert [stage[:2] for stage in outcome.stages] == [(6, 3)]
     assert "in odd" in outcome.failures[0].detail
-    assert "/awaited.py" not in outcome.failures[0].detail
+    assert "/dovetail/engines/" not in outcome.failures[0].detail
 
 
 def test_async_generators_yield_items() -> None:
