@@ -109,4 +109,4 @@ def test_random_pipelines_are_near_their_bound_after_five_replans(problem: dict[
 
 
 def test_without_replanning_wrong_rates_stay_wrong() -> None:
-    assert min(reached(problem, StreamOptions(replan=False)) for problem in PROBLEMS[:IN_SHORT]) < 0.8
+    assert any(reached(problem, StreamOptions(replan=False)) < 0.8 for problem in PROBLEMS[:IN_SHORT])
