@@ -54,8 +54,8 @@ def test_a_repeated_call_does_not_exceed_its_error_budget(tmp_path: Path) -> Non
     filled = table.backfill("n", fns.every_tenth_fails, on_error="skip", max_errors=20, cluster=HALF)
     assert by_id(table.uri, "n") == twice(range(200), range(0, 200, 10))
     again = table.backfill("n", fns.every_tenth_fails, on_error="skip", cluster=HALF)
-    assert (filled.status, again.rows, again.set_aside) == ("finished", 0, 20)
-    assert str(again) == "n: nothing to do, 200 rows are already filled, 20 of them set aside (NULL)"
+    assert (filled.status, again.rows, again.failed_before) == ("finished", 0, 20)
+    assert str(again) == "n: nothing to do, 200 rows are already filled, 20 of them failed (NULL)"
 
 
 def test_a_percentage_of_errors_applies_to_the_rows_of_the_condition(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_a_failed_row_ends_the_command_with_fixes_as_options(place: Tables) -> N
 def test_failed_rows_are_listed_and_retried(place: Tables) -> None:
     done = place.fill("checked", "--udf", "functions:no_seven", "--on-error", "skip")
     assert done.returncode == 0, done.stderr
-    assert "1 row set aside: dovetail backfill t.lance checked --errors" in done.stdout
+    assert "1 row failed: dovetail backfill t.lance checked --errors" in done.stdout
     listed = place.fill("checked", "--errors")
     assert listed.stdout == "row 7 (fragment 0, offset 7): ValueError: a seven: 7\n"
     assert "--retry-errors" in listed.stderr

@@ -205,8 +205,8 @@ class BackfillDriver:
         """Set up the error budget; failed rows of earlier calls count too."""
         result, limit = self.result, self.arguments.max_errors
         if limit is not None or not (work.tasks or work.files):
-            result.set_aside = self.count_earlier_failures()
-        self._earlier_failures, self._requested_rows = result.set_aside, self._count_requested_rows(work)
+            result.failed_before = self.count_earlier_failures()
+        self._earlier_failures, self._requested_rows = result.failed_before, self._count_requested_rows(work)
         self._budget = ErrorBudget(limit)
         if self._is_budget_exceeded():
             raise self._budget_error()

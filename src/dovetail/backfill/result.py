@@ -39,7 +39,7 @@ class BackfillResult:
     kept: int = 0
     """Rows that were restored from checkpoints of an earlier call."""
     errors: int = 0
-    """Rows that failed in this call and were set aside; `table.errors(column)` lists them."""
+    """Rows that failed in this call and are NULL; `table.errors(column)` lists them."""
     fragments: int = 0
     """Committed by this call."""
     commits: int = 0
@@ -50,7 +50,7 @@ class BackfillResult:
     workers: int = 0
     times: PhaseTimes = field(default_factory=PhaseTimes)
     """Time by phase, summed over all workers; commits run concurrently in the driver."""
-    set_aside: int = 0
+    failed_before: int = 0
     """Rows among those filled earlier that are NULL because they failed."""
     notes: list[str] = field(default_factory=list)
     run: str = ""
@@ -81,13 +81,13 @@ class BackfillResult:
         if self.errors:
             rows = format_count(self.errors, "row")
             calls = [surface.call(Call(f"table.{name}", (self.column,))) for name in ("errors", "retry_errors")]
-            lines.append(f"  {rows} set aside: {', '.join(calls)}")
+            lines.append(f"  {rows} failed: {', '.join(calls)}")
         return "\n".join(lines + [f"  note: {surface.text(note)}" for note in self.notes])
 
     def _headline(self) -> str:
         if not self.rows and not self.fragments:
-            aside = f", {self.set_aside:,} of them set aside (NULL)" if self.set_aside else ""
-            done = f", {self.done_before:,} rows are already filled{aside}" if self.done_before else ""
+            failed = f", {self.failed_before:,} of them failed (NULL)" if self.failed_before else ""
+            done = f", {self.done_before:,} rows are already filled{failed}" if self.done_before else ""
             return f"{self.column}: nothing to do{done}"
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
         text = f"{self.column}: {self.status}, {rows} in {format_duration(self.seconds)}"

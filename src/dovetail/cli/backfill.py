@@ -321,7 +321,7 @@ def _errors(table: Table, names: list[str], arguments: dict[str, Any], options: 
         place = f"row {row.row} (fragment {row.fragment}, offset {row.offset})"
         click.echo(json.dumps(asdict(row)) if options["as_json"] else f"{place}: {row.error}: {row.message}")
     if not options["as_json"]:
-        summary = f"{format_count(len(rows), 'row')} set aside; fix the function, then use --retry-errors"
+        summary = f"{format_count(len(rows), 'row')} failed; fix the function, then use --retry-errors"
         click.echo(summary if rows else "no failed rows", err=True)
 
 

@@ -201,7 +201,7 @@ class RunSummary:
     column: str = ""
     """The table and the column that a backfill fills."""
     noun: str = "items"
-    """What `finished`, `total`, `delivered` and `aside` count; stages always count items."""
+    """What `finished`, `total`, `delivered` and `failed` count; stages always count items."""
 
     def __str__(self) -> str:
         from dovetail.observe.summary_text import summary_lines  # late: it imports this module

@@ -98,7 +98,7 @@ class StreamView:
     expected: int | None = None
     """Estimated number of source items; None: unknown."""
     noun: str = "items"
-    """What `finished`, `total`, `delivered` and `aside` count."""
+    """What `finished`, `total`, `delivered` and `failed` count."""
     detail: str = ""
     """More about the progress, for people."""
 
