@@ -44,7 +44,7 @@ def test_a_simulation_reaches_about_what_the_plan_predicts_and_delivers_everythi
 
 def test_the_summary_contains_rate_bottleneck_use_workers_setup_and_prediction() -> None:
     text = str(dt.simulate(pipeline(), CLUSTER, items=2000, setup_s=3.0))
-    for word in ("2000 of 2000 items", "steady", "predicted", "bottleneck", "GPUs", "started", "setup", "folder"):
+    for word in ("2000 of 2000 items", "steady", "predicted", "bottleneck", "GPUs", "workers", "setup", "folder"):
         assert word in text, word
 
 

@@ -342,7 +342,14 @@ def test_a_spilled_payload_round_trips_and_leaves_no_file(pool: BufferPool, tmp_
 def test_spilling_works_on_file_systems_without_unnamed_files(
     pool: BufferPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(os, "O_TMPFILE")
+    real_open = os.open
+
+    def open_without_unnamed_files(path: Any, flags: int, *args: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return real_open(path, flags, *args)
+
+    monkeypatch.setattr(os, "open", open_without_unnamed_files)
     placed = pool.put(pack_items((), [array(5)]), spill=True)
     assert list((tmp_path / "spill").iterdir()) == []
     assert values(placed) == [5]

@@ -49,6 +49,13 @@ def row(name: str, since: float, *more: Any) -> tuple[Any, ...]:
     return (name, "", name, 1, "", "", since, *more)
 
 
+def key(request: pytest.FixtureRequest, name: str) -> str:
+    """Key of the store that the test's `rows` use."""
+    from dovetail.engines.ray.claim_storage import SCHEMA_VERSION
+
+    return f"{request.node.name}/{SCHEMA_VERSION}/{name}"
+
+
 def test_rows_are_written_read_and_removed_in_order_of_arrival(rows: KvClaimRows) -> None:
     assert rows.read() == []
     rows.transact(lambda _: ([], row("late", 2.0, None, 1), None))
@@ -94,7 +101,7 @@ def test_changes_are_serialized(rows: KvClaimRows, request: pytest.FixtureReques
 def test_the_lock_of_a_dead_driver_is_broken(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from ray.experimental import internal_kv
 
-    lock = f"{request.node.name}/1/lock".encode()
+    lock = key(request, "lock").encode()
     internal_kv._internal_kv_put(lock, b"somebody", namespace=b"dovetail")
     began = time.monotonic()
     rows.transact(lambda _: ([], row("a", 1.0), None))
@@ -106,7 +113,7 @@ def test_the_lock_of_a_dead_driver_is_broken(rows: KvClaimRows, request: pytest.
 def test_a_change_is_repeated_if_the_lock_was_lost(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from ray.experimental import internal_kv
 
-    lock = f"{request.node.name}/1/lock".encode()
+    lock = key(request, "lock").encode()
     decided: list[int] = []
 
     def decide(found: list[tuple[Any, ...]]) -> tuple[list[str], tuple[Any, ...], int]:
@@ -114,7 +121,7 @@ def test_a_change_is_repeated_if_the_lock_was_lost(rows: KvClaimRows, request: p
         if len(decided) == 1:  # another driver breaks the lock, writes and releases it
             internal_kv._internal_kv_del(lock, namespace=b"dovetail")
             other = json.dumps(row("other", 1.0)).encode()
-            internal_kv._internal_kv_put(f"{request.node.name}/1/row/other", other, namespace=b"dovetail")
+            internal_kv._internal_kv_put(key(request, "row/other"), other, namespace=b"dovetail")
         return [], row("me", 2.0), len(decided)
 
     assert rows.transact(decide) == 2
@@ -127,13 +134,13 @@ def test_data_in_an_unknown_format_is_one_clear_error(rows: KvClaimRows, request
 
     from dovetail.errors import EngineError
 
-    key = f"{request.node.name}/1/row/bad"
-    internal_kv._internal_kv_put(key, b"{", namespace=b"dovetail")
+    bad = key(request, "row/bad")
+    internal_kv._internal_kv_put(bad, b"{", namespace=b"dovetail")
     try:
         with pytest.raises(EngineError, match="DT397"):
             rows.read()
     finally:
-        internal_kv._internal_kv_del(key, namespace=b"dovetail")
+        internal_kv._internal_kv_del(bad, namespace=b"dovetail")
 
 
 DRIVES = """

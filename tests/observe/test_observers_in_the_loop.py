@@ -57,12 +57,12 @@ class Told:
 
 
 def test_a_whole_run_is_recorded_shown_and_replayed(tmp_path: Path) -> None:
-    told, screen = Told(), Screen(False)
+    told, screen, clock = Told(), Screen(False), Clock()
     path = tmp_path / "r"
     watching: list[Observer] = [
         recorder(path),
         ReplayRecorder(path / "replay.log", {"pipeline": "video"}),
-        ProgressDisplay(run_at, stream=screen, wall=Clock()),
+        ProgressDisplay(run_at, stream=screen, wall=lambda: clock.now + told.second),
     ]
     assert run_loop(told, told, told, watching) == []
     history = RunHistory.load(path)

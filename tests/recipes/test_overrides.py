@@ -78,7 +78,7 @@ def test_top_level_keys_can_be_changed(tmp_path: Path) -> None:
         ("process.*.num_gpus=4", "no operator sets num_gpus"),
         ("process.*=4", "names no parameter"),
         ("process.0.num_proc", "is not path=value"),
-        ("process.0.num_proc=", "no value behind the ="),
+        ("process.0.num_proc=", "no value after the ="),
         ("=4", "is not path=value"),
         ("process..num_proc=4", "has an empty part"),
         ("process.0.min_len.x=4", "has no 'x'"),

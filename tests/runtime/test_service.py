@@ -516,7 +516,7 @@ sys.argv = ["06_http.py", "--port", "0"]
 runpy.run_path({str(HTTP)!r}, run_name="__main__")
 """
     with Script(tmp_path, text) as script:
-        script.says("Ctrl-C ends it")
+        script.says("Ctrl-C stops it")
         url = script.output.split("serving ")[1].split(",")[0]
         with urllib.request.urlopen(url, b'{"text": "a b c d"}', timeout=PATIENCE_S) as found:
             assert json.loads(found.read()) == {"words": 4}

@@ -117,11 +117,5 @@ def simulate(
 class SimulateSurface(OptionSurface):
     """Problems of arguments of dt.simulate, as options."""
 
-    def option(self, name: str, value: object) -> str:
-        return super().option(OPTION_NAMES.get(name, name), value)
-
-    def problem(self, problem: dt.Problem) -> dt.Problem:
-        subject = problem.subject
-        if subject is not None and subject.kind == "setting":
-            problem = problem.at(f"--{OPTION_NAMES.get(subject.name, subject.name).replace('_', '-')}")
-        return super().problem(problem)
+    def name(self, setting: str) -> str:
+        return super().name(OPTION_NAMES.get(setting, setting))

@@ -14,6 +14,7 @@ from dovetail.errors import ConfigError, Problem, did_you_mean
 if TYPE_CHECKING:
     import yaml
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 SIZE_LIMIT_BYTES = 16 << 20
 DEPTH_LIMIT = 100
@@ -178,12 +179,12 @@ class _Builder:
                 self._wrong(at, "a key must be a string", "put it in quotes")
             elif key.tag == "tag:yaml.org,2002:merge":
                 merged = {**self._merged(value, at, depth), **merged}
-            elif key.value in own:
-                message = f"key {key.value!r} is given twice; the first is on line {lines[key.value]}"
+            elif (name := _join_surrogates(key.value)) in own:
+                message = f"key {name!r} is given twice; the first is on line {lines[name]}"
                 self._wrong(at, message, "remove one of the two")
             else:
-                lines[key.value] = at.line + 1
-                own[key.value] = self.build(value, at, depth + 1)
+                lines[name] = at.line + 1
+                own[name] = self.build(value, at, depth + 1)
         return {**merged, **own}
 
     def _merged(self, value: yaml.Node, at: yaml.Mark, depth: int) -> dict[str, Any]:
@@ -204,7 +205,7 @@ class _Builder:
         if kind == "str" and not getattr(node, "style", None) and _EXPONENT.fullmatch(node.value):
             return float(node.value)  # 1e3 is a number, except in YAML 1.1
         if kind in ("str", "timestamp", "value", "merge"):
-            return node.value
+            return _join_surrogates(node.value)
         if kind not in ("null", "bool", "int", "float"):
             return self._wrong(at, f"{node.tag!r} is not plain data", "use a string or a number", "DT010")
         try:
@@ -218,6 +219,13 @@ class _Builder:
     def _wrong(self, at: yaml.Mark, message: str, fix: str, code: str = "DT014") -> None:
         place = f"{self.name}:{at.line + 1}:{at.column + 1}"
         self.problems.append(Problem(code, message, fixes=(fix,), place=place))
+
+
+def _join_surrogates(text: str) -> str:
+    """Replace pairs of surrogates, as JSON escapes characters above U+FFFF, by their character."""
+    if text.isascii() or not SURROGATE.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def _syntax_problem(error: yaml.YAMLError, name: str, text: str) -> Problem:

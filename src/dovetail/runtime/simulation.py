@@ -12,7 +12,7 @@ import dovetail
 from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, Constant, Lognormal, World
-from dovetail.errors import Change, ConfigError, Problem, Subject, short_repr
+from dovetail.errors import Change, ConfigError, Given, Problem, Subject, Text
 from dovetail.observe.history import RunHistory
 from dovetail.observe.progress import ProgressDisplay
 from dovetail.observe.recorder import Recorder, RunDescription
@@ -177,9 +177,9 @@ def _range_errors(name: str, value: object) -> list[Problem]:
     limit = MAX_ITEMS if whole else MAX_SPREAD if name == "spread" else 1e9
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not 0 <= value <= limit:
         sort = "an integer" if whole else "a number"
-        message = f"{short_repr(value)} is not {sort} from 0 to {limit:g}"
+        message = Text(Given(name, value), f" is not {sort} from 0 to {limit:g}")
         fixes = (Change({name: 1000 if whole else 0}),)
-        return [Problem("DT310", message, fixes=fixes, place=name, subject=Subject("setting", name))]
+        return [Problem("DT310", message, fixes=fixes, subject=Subject("setting", name))]
     return []
 
 

@@ -23,7 +23,7 @@ NEVER_SENT = frozenset({*DROPPED_VARIABLES, INSIDE_WORKER_VARIABLE})
 
 KEY_ERROR = re.compile(r"KeyError: '([A-Za-z_][A-Za-z0-9_]*)'")
 MENTIONS_ENVIRONMENT = re.compile(r"environ|\benv\b|\bgetenv\b", re.IGNORECASE)
-FROM_ENVIRON = re.compile(r"environ|getenv|<frozen os>|/os\.py", re.IGNORECASE)
+FROM_ENVIRON = re.compile(r"\benviron\b|\bgetenvb?\b|<frozen os>|/os\.py")
 VARIABLE_NAME = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 
 
