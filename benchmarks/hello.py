@@ -17,22 +17,28 @@ def greet(names: list[str]) -> list[str]:
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and its descendants, all of which are alive."""
+    """CPU seconds of this process and of its descendants that are alive."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime + sum(map(scheduled_s, descendants(os.getpid())))
 
 
 def descendants(pid: int) -> list[int]:
     found = []
-    for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - importing pathlib takes time
-        with open(f"/proc/{pid}/task/{task}/children") as file:  # noqa: PTH123
-            found += [int(child) for child in file.read().split()]
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - importing pathlib takes time
+            with open(f"/proc/{pid}/task/{task}/children") as file:  # noqa: PTH123
+                found += [int(child) for child in file.read().split()]
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return []
     return found + [pid for child in found for pid in descendants(child)]
 
 
 def scheduled_s(pid: int) -> float:
-    with open(f"/proc/{pid}/schedstat") as file:  # noqa: PTH123
-        return int(file.read().split()[0]) / 1e9
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:  # noqa: PTH123
+            return int(file.read().split()[0]) / 1e9
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return 0.0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Rules for every test: pure packages are tested without processes, sleep or sockets, hypothesis repeats little
-in `make test` and much in `make test-long`, and the tests that need Ray run in two groups, each with one Ray."""
+in `make test` and much in `make test-long`, and the tests that need Ray run in one group, with one Ray."""
 
 from __future__ import annotations
 
@@ -50,20 +50,15 @@ def _append_group(item: Any, group: str) -> None:
         item._id = type(item._id).parse(f"{item.nodeid}@{group}")
 
 
-def ray_group(item: pytest.Item) -> str:
-    """Group of a test on Ray: the tests of the engines take about as long as all others together."""
-    return "ray-engines" if item.path.parent.name == "engines" else "ray-runs"
-
-
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups and -m at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests on Ray run in two processes, and first, because they are the longest chains. Tests marked `long` or `bar`
-    run only in `make test-long`."""
+    """Tests on Ray run in one process, and first, because they are the longest chain: two Rays on two cores take longer
+    than one. Tests marked `long` or `bar` run only in `make test-long`."""
     for item in items:
         if item.get_closest_marker("ray") or RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.xdist_group(ray_group(item)))
-            _append_group(item, ray_group(item))
+            item.add_marker(pytest.mark.xdist_group("ray"))
+            _append_group(item, "ray")
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
     if os.environ.get("DOVETAIL_TEST_LONG"):
         return

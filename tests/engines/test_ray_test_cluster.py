@@ -51,11 +51,11 @@ def test_the_cluster_has_the_nodes_of_the_table(ray_cluster: FakeCluster) -> Non
 
 
 @pytest.mark.ray
-def test_tests_of_one_folder_on_ray_run_in_one_process(request: pytest.FixtureRequest) -> None:
+def test_all_tests_on_ray_run_in_one_process(request: pytest.FixtureRequest) -> None:
     """xdist runs tests whose ids end in the same group in one process; otherwise every process would start a Ray."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("there is only one process without -n")
-    assert request.node.nodeid.endswith("@ray-engines")
+    assert request.node.nodeid.endswith("@ray")
 
 
 def test_drivers_get_the_address_and_connect_to_the_head(
