@@ -157,7 +157,7 @@ def demo(folder: str | None, documents: int) -> None:
     run = _run_documents(where, documents)
     _show_simulated_cluster()
     click.echo()
-    for line in next_lines(where, run_reference(run)):
+    for line in next_lines(where, _short_reference(run)):
         click.echo(line, err=True)
 
 
@@ -239,6 +239,12 @@ def _show_simulated_cluster() -> None:
         _print_lines(str(error).splitlines())
 
 
+def _short_reference(run: Path) -> str:
+    """Date, time and random part of the id, which are unique without the name; a path where an id would not do."""
+    reference = run_reference(run)
+    return reference if "/" in reference else "-".join(reference.split("-")[:3])
+
+
 def next_lines(where: Path, run: str) -> list[str]:
     """Next commands to try."""
     file = shlex.quote(str(where / PIPELINE_FILE))
@@ -247,11 +253,11 @@ def next_lines(where: Path, run: str) -> list[str]:
         f"dovetail run {file}": "run it again",
         f"dovetail status {run}": "the summary",
         f"dovetail logs {run}": "the output of workers",
-        f"dovetail trace {run} -o trace.json": "a timeline for ui.perfetto.dev",
-        f"dovetail explain {file}": "why this plan",
+        f"dovetail trace {run} -o trace.json": "Perfetto timeline",
+        f"dovetail explain {file}": "reasons",
         "dovetail init pipeline": "start your own pipeline",
     }
-    lines = [f"{command}   # {meaning}" for command, meaning in commands.items()]
+    lines = [f"{command}  # {meaning}" for command, meaning in commands.items()]
     return [f"{'' if number else 'Next:':7}{line}" for number, line in enumerate(lines)]
 
 
