@@ -1,4 +1,4 @@
-"""Fixtures: a bucket of a local S3 server, and the records of computed rows."""
+"""Fixtures: a bucket of a local S3 server, the records of computed rows, and the end of staged workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 
 from backfill_aids import Bucket, Calls
 from fill_functions import LOG
+from staged_backfill import WORKERS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from moto.s3.responses import S3Response
@@ -52,3 +54,12 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     folder.mkdir()
     monkeypatch.setenv(LOG, str(folder))
     return Calls(folder)
+
+
+@pytest.fixture(autouse=True)
+def _workers_of_staged_backfills_end() -> Iterator[None]:
+    """Tear down the workers of `staged_backfill.Staged`: their watchdogs are threads of this process, which other tests
+    would find."""
+    yield
+    while WORKERS:
+        WORKERS.pop().teardown()

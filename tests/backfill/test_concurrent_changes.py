@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ import pyarrow as pa
 import dovetail as dt
 import fill_functions as fns
 from backfill_aids import HALF, Calls, by_id, compact, made, twice
+from backfill_scenes import beside, gated
 from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.lease import Lease
 from dovetail.backfill.store import Store
@@ -31,33 +31,7 @@ from dovetail.errors import ConfigError, RunError
 from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Future
-
-
-def gated(folder: Path, at: int, times: int = 2) -> Any:
-    """Waits at a row until there is a file `go`, and says so."""
-
-    def function(id: int) -> int:
-        while id >= at and not (folder / "go").exists():
-            (folder / "waits").touch()
-            time.sleep(0.005)
-        return times * id
-
-    return dt.udf(function, version=f"gated {times}")
-
-
-@contextmanager
-def beside(folder: Path, table: dt.Table, *args: Any, call: str = "backfill", **how: Any) -> Iterator[Future[Any]]:
-    """A call that waits at its gate; what it waits for is there when this ends."""
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(getattr(table, call), *args, **{"cluster": HALF, **how})
-        try:
-            until(lambda: (folder / "waits").exists() or future.done(), "it waits")
-            assert not future.done(), future.result()
-            yield future
-        finally:
-            (folder / "go").touch()
+    from collections.abc import Sequence
 
 
 def rewrite(uri: str, ids: list[int], **values: list[int]) -> None:

@@ -12,73 +12,16 @@ import pytest
 import dovetail as dt
 import fill_functions as fns
 from backfill_aids import HALF, by_id, column, made, twice
+from backfill_scenes import failing
 from dovetail.backfill.checkpoints import merge_kept_values
-from dovetail.backfill.commit_thread import Committer
-from dovetail.backfill.driver import BackfillDriver
-from dovetail.backfill.range_worker import RangeWorker
-from dovetail.backfill.store import Store
-from dovetail.backfill.target import make_target
-from dovetail.backfill.task import RangeTask
-from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
-from dovetail.engines.worker_context import Worker
 from dovetail.errors import ConfigError
+from staged_backfill import Staged
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.backfill.udf import Udf
-
 
 pa = pytest.importorskip("pyarrow")
-
-
-PATIENCE_S = 30.0
-
-
-NEVER_S = 1e6
-
-
-WORKERS: list[RangeWorker] = []
-
-
-class Staged:
-    """A backfill of column `n` whose driver and workers do only what a test has them do."""
-
-    def __init__(self, uri: str, udf: Udf, **how: Any) -> None:
-        self.table = dt.table(uri)
-        found, _, names, before, asked = self.table._check_call("n", udf, {"cluster": HALF, **how})
-        ready, record = self.table._ensure_columns(found, udf, names, before)
-        aim = make_target(ready, udf, record, asked)
-        self.udf, self.found = udf, ready
-        self.filling = BackfillDriver(ready, Store(uri), udf, aim, asked, "run")
-        self.inputs = aim.input_hash(ready, ready.fragments()[0])
-        self.before = aim.kept_values_hash(ready, ready.fragments()[0])
-        self.rows = ready.fragments()[0].rows
-
-    def task(self, start: int, stop: int) -> RangeTask:
-        """Of the first fragment."""
-        return RangeTask(0, self.rows, self.inputs, start, stop, before=self.before, budget_s=PATIENCE_S)
-
-    def worker(self) -> RangeWorker:
-        made = RangeWorker(self.filling._make_job(), self.udf)
-        made.setup(Worker(0, "fill"))
-        WORKERS.append(made)
-        return made
-
-    def leave(self, worker: RangeWorker, start: int, stop: int) -> None:
-        """A part, by a worker that was not asked to tidy up."""
-        batch = pa.record_batch([pa.array([2 * row for row in range(start, stop)], pa.int64())], ["n"])
-        worker.checkpoints.save(self.task(start, stop), start, stop, [batch], [])
-
-    def committer(self) -> Committer:
-        return Committer(self.found, NEVER_S, self.filling.target.input_hash, self.filling._on_commit)
-
-    def dealer(self, *tasks: RangeTask) -> TaskQueue:
-        """As `_round` begins with these."""
-        self.filling._tracker = FragmentTracker(tasks)
-        dealer = TaskQueue((), 2)
-        dealer._outstanding = len(tasks)
-        return dealer
 
 
 lance = pytest.importorskip("lance")
@@ -94,17 +37,6 @@ def not_null(uri: str, rows: int) -> str:
 @pytest.fixture
 def staged(tmp_path: Path) -> Staged:
     return Staged(made(tmp_path, 200, 200), fns.doubled)
-
-
-def failing(folder: Path, version: str = "1") -> Any:
-    """At the rows whose numbers are names of files in the folder."""
-
-    def function(id: int) -> int:
-        if (folder / str(id)).exists():
-            raise ValueError(f"row {id}")
-        return 2 * id
-
-    return dt.udf(function, version=version)
 
 
 @pytest.fixture

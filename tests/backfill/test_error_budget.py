@@ -1,10 +1,8 @@
 """`max_errors` over repeated calls and with conditions."""
 
-# ruff: noqa: A002 - parameters are called like columns, and one is `id`
-
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,24 +13,11 @@ pytest.importorskip("pyarrow")
 import dovetail as dt
 import fill_functions as fns
 from backfill_aids import HALF, by_id, made, twice
+from backfill_scenes import BAD, brittle
 from dovetail.errors import RunError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-BAD = 5
-
-
-def brittle(folder: Path, times: int = 2) -> Any:
-    """A row fails while there is a file `bad`."""
-
-    def function(id: int) -> int:
-        if id == BAD and (folder / "bad").exists():
-            raise ValueError("bad")
-        return times * id
-
-    return dt.udf(function, version=f"times {times}")
 
 
 @pytest.fixture

@@ -1,13 +1,8 @@
 """Dry runs: pending work, feasibility, workers and the estimated rate."""
 
-# ruff: noqa: A002 - parameters are called like columns, and one is `id`
-
 from __future__ import annotations
 
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,41 +13,14 @@ pytest.importorskip("pyarrow")
 import dovetail as dt
 import fill_functions as fns
 from backfill_aids import HALF, made
+from backfill_scenes import beside, gated
 from dovetail.backfill.arguments import parse_arguments
 from dovetail.backfill.udf import udf
 from dovetail.backfill.worker_stage import plan_workers
 from dovetail.errors import InfeasibleError
-from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
     from pathlib import Path
-
-
-def gated(folder: Path, at: int, times: int = 2) -> Any:
-    """Waits at a row until there is a file `go`, and says so."""
-
-    def function(id: int) -> int:
-        while id >= at and not (folder / "go").exists():
-            (folder / "waits").touch()
-            time.sleep(0.005)
-        return times * id
-
-    return dt.udf(function, version=f"gated {times}")
-
-
-@contextmanager
-def beside(folder: Path, table: dt.Table, *args: Any, call: str = "backfill", **how: Any) -> Iterator[Future[Any]]:
-    """A call that waits at its gate; what it waits for is there when this ends."""
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(getattr(table, call), *args, **{"cluster": HALF, **how})
-        try:
-            until(lambda: (folder / "waits").exists() or future.done(), "it waits")
-            assert not future.done(), future.result()
-            yield future
-        finally:
-            (folder / "go").touch()
 
 
 def halves(n: int) -> int:

@@ -1,7 +1,5 @@
 """Recomputation of filled rows: repeated, interrupted, of fragments and of conditions."""
 
-# ruff: noqa: A002 - parameters are called like columns, and one is `id`
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -16,21 +14,11 @@ import lance
 import dovetail as dt
 import fill_functions as fns
 from backfill_aids import HALF, Calls, by_id, column, driver, left_over, made, twice
+from backfill_scenes import failing
 from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def failing(folder: Path, version: str = "1") -> Any:
-    """At the rows whose numbers are names of files in the folder."""
-
-    def function(id: int) -> int:
-        if (folder / str(id)).exists():
-            raise ValueError(f"row {id}")
-        return 2 * id
-
-    return dt.udf(function, version=version)
 
 
 def failed(table: dt.Table) -> list[int]:

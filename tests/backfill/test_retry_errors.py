@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +19,13 @@ import pyarrow as pa
 import dovetail as dt
 import fill_functions as fns
 from backfill_aids import HALF, OTHER, by_id, column, compact, made, twice
-from dovetail.backfill.commit_thread import Committer
-from dovetail.backfill.driver import BackfillDriver
-from dovetail.backfill.range_worker import RangeWorker
-from dovetail.backfill.store import Store
-from dovetail.backfill.target import make_target
-from dovetail.backfill.task import RangeTask
-from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
-from dovetail.engines.worker_context import Worker
+from backfill_scenes import BAD, beside, brittle, gated
 from dovetail.errors import RunError
+from staged_backfill import Staged
 from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
     from pathlib import Path
-
-    from dovetail.backfill.udf import Udf
 
 
 def of_m(folder: Path) -> Any:
@@ -51,45 +39,6 @@ def of_m(folder: Path) -> Any:
     return dt.udf(function, version="1")
 
 
-BAD = 5
-
-
-def brittle(folder: Path, times: int = 2) -> Any:
-    """A row fails while there is a file `bad`."""
-
-    def function(id: int) -> int:
-        if id == BAD and (folder / "bad").exists():
-            raise ValueError("bad")
-        return times * id
-
-    return dt.udf(function, version=f"times {times}")
-
-
-def gated(folder: Path, at: int, times: int = 2) -> Any:
-    """Waits at a row until there is a file `go`, and says so."""
-
-    def function(id: int) -> int:
-        while id >= at and not (folder / "go").exists():
-            (folder / "waits").touch()
-            time.sleep(0.005)
-        return times * id
-
-    return dt.udf(function, version=f"gated {times}")
-
-
-@contextmanager
-def beside(folder: Path, table: dt.Table, *args: Any, call: str = "backfill", **how: Any) -> Iterator[Future[Any]]:
-    """A call that waits at its gate; what it waits for is there when this ends."""
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(getattr(table, call), *args, **{"cluster": HALF, **how})
-        try:
-            until(lambda: (folder / "waits").exists() or future.done(), "it waits")
-            assert not future.done(), future.result()
-            yield future
-        finally:
-            (folder / "go").touch()
-
-
 @pytest.fixture
 def failed(tmp_path: Path) -> dt.Table:
     """A column `n` of two fragments in which one row failed; it would not again."""
@@ -99,55 +48,6 @@ def failed(tmp_path: Path) -> dt.Table:
     (tmp_path / "bad").unlink()
     assert [error.offset for error in table.errors("n")] == [BAD]
     return table
-
-
-PATIENCE_S = 30.0
-
-
-NEVER_S = 1e6
-
-
-WORKERS: list[RangeWorker] = []
-
-
-class Staged:
-    """A backfill of column `n` whose driver and workers do only what a test has them do."""
-
-    def __init__(self, uri: str, udf: Udf, **how: Any) -> None:
-        self.table = dt.table(uri)
-        found, _, names, before, asked = self.table._check_call("n", udf, {"cluster": HALF, **how})
-        ready, record = self.table._ensure_columns(found, udf, names, before)
-        aim = make_target(ready, udf, record, asked)
-        self.udf, self.found = udf, ready
-        self.filling = BackfillDriver(ready, Store(uri), udf, aim, asked, "run")
-        self.inputs = aim.input_hash(ready, ready.fragments()[0])
-        self.before = aim.kept_values_hash(ready, ready.fragments()[0])
-        self.rows = ready.fragments()[0].rows
-
-    def task(self, start: int, stop: int) -> RangeTask:
-        """Of the first fragment."""
-        return RangeTask(0, self.rows, self.inputs, start, stop, before=self.before, budget_s=PATIENCE_S)
-
-    def worker(self) -> RangeWorker:
-        made = RangeWorker(self.filling._make_job(), self.udf)
-        made.setup(Worker(0, "fill"))
-        WORKERS.append(made)
-        return made
-
-    def leave(self, worker: RangeWorker, start: int, stop: int) -> None:
-        """A part, by a worker that was not asked to tidy up."""
-        batch = pa.record_batch([pa.array([2 * row for row in range(start, stop)], pa.int64())], ["n"])
-        worker.checkpoints.save(self.task(start, stop), start, stop, [batch], [])
-
-    def committer(self) -> Committer:
-        return Committer(self.found, NEVER_S, self.filling.target.input_hash, self.filling._on_commit)
-
-    def dealer(self, *tasks: RangeTask) -> TaskQueue:
-        """As `_round` begins with these."""
-        self.filling._tracker = FragmentTracker(tasks)
-        dealer = TaskQueue((), 2)
-        dealer._outstanding = len(tasks)
-        return dealer
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 import dovetail as dt
 import fill_functions as fns
 from backfill_aids import HALF, made, rows_from
+from backfill_scenes import failing
 from dovetail.backfill.failed_rows import RowFailed, make_row_failed, read_error_files, to_json_line
 from dovetail.backfill.store import Store
 from dovetail.backfill.task import FailedRow
@@ -45,17 +46,6 @@ def with_a_lock(id: int) -> int:
 
 
 lance = pytest.importorskip("lance")
-
-
-def failing(folder: Path, version: str = "1") -> Any:
-    """At the rows whose numbers are names of files in the folder."""
-
-    def function(id: int) -> int:
-        if (folder / str(id)).exists():
-            raise ValueError(f"row {id}")
-        return 2 * id
-
-    return dt.udf(function, version=version)
 
 
 @pytest.fixture

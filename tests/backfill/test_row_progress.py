@@ -1,15 +1,10 @@
 """Progress, notes, status and history of a running backfill."""
 
-# ruff: noqa: A002 - parameters are called like columns, and one is `id`
-
 from __future__ import annotations
 
 import io
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +14,7 @@ pytest.importorskip("pyarrow")
 
 import dovetail as dt
 from backfill_aids import HALF, Calls, by_id, driver, made, twice
+from backfill_scenes import beside, brittle, gated
 from dovetail.backfill.lease import Lease
 from dovetail.backfill.result import BackfillResult
 from dovetail.backfill.row_progress import RowProgress
@@ -28,48 +24,7 @@ from dovetail.observe.summary import summarize_run
 from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
     from pathlib import Path
-
-
-def gated(folder: Path, at: int, times: int = 2) -> Any:
-    """Waits at a row until there is a file `go`, and says so."""
-
-    def function(id: int) -> int:
-        while id >= at and not (folder / "go").exists():
-            (folder / "waits").touch()
-            time.sleep(0.005)
-        return times * id
-
-    return dt.udf(function, version=f"gated {times}")
-
-
-@contextmanager
-def beside(folder: Path, table: dt.Table, *args: Any, call: str = "backfill", **how: Any) -> Iterator[Future[Any]]:
-    """A call that waits at its gate; what it waits for is there when this ends."""
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(getattr(table, call), *args, **{"cluster": HALF, **how})
-        try:
-            until(lambda: (folder / "waits").exists() or future.done(), "it waits")
-            assert not future.done(), future.result()
-            yield future
-        finally:
-            (folder / "go").touch()
-
-
-BAD = 5
-
-
-def brittle(folder: Path, times: int = 2) -> Any:
-    """A row fails while there is a file `bad`."""
-
-    def function(id: int) -> int:
-        if id == BAD and (folder / "bad").exists():
-            raise ValueError("bad")
-        return times * id
-
-    return dt.udf(function, version=f"times {times}")
 
 
 def taken(uri: str) -> Lease:
