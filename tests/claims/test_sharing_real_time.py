@@ -15,8 +15,8 @@ from dovetail.claims.updater import ClaimUpdater
 from dovetail.claims.wait import wait_for_claim
 from dovetail.control.lifecycle import RunState
 from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, World
 from dovetail.resources.amounts import sum_seats
 from dovetail.streaming.controller import StreamController

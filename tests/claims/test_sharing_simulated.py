@@ -13,8 +13,8 @@ from dovetail.claims.shared_plan import min_seats, plan_around
 from dovetail.claims.updater import LimitTracker
 from dovetail.control.commands import DATA_COMMANDS, Note
 from dovetail.control.lifecycle import RunState
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, World
 from dovetail.resources.amounts import (
     Amounts,

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from dovetail.control.commands import HostedObject, RunBatches
 from dovetail.control.events import BatchesDone, Drain, LossCause, NodeLeft, WorkerLost, WorkerReady
 from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.worker_model import mean_factor
 from dovetail.engines.simulated.world import (
     Behaviour,

@@ -22,8 +22,8 @@ from dovetail.control.events import (
     WorkerReady,
 )
 from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import (
     Behaviour,
     Gives,

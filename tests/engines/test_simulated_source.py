@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dovetail.control.commands import Deliver, FailedItem, Pull
 from dovetail.control.events import InputEnded, ItemsArrived
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import World
 from dovetail.resources.cluster import Cluster
 

@@ -11,9 +11,9 @@ from dovetail.control.commands import Deliver, Note, Pull, RunBatches, StartWork
 from dovetail.control.events import BatchesDone, InputEnded, ItemsArrived, WorkerReady
 from dovetail.control.loop import run_loop
 from dovetail.control.payload import Segment
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.message_execution import part_keys
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, World
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import dovetail as dt
 from dovetail.control.commands import Note
 from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.message_execution import part_keys
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import (
     Behaviour,
     Gives,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dovetail.control.lifecycle import WorkerState
 from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import unit_specs
 from streaming.harness import StepLog, assert_no_idle_worker

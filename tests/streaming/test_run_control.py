@@ -27,8 +27,8 @@ from dovetail.control.events import (
 )
 from dovetail.control.lifecycle import RunState
 from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, Gives, PostEvent, ScriptedEvent
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs

@@ -13,8 +13,8 @@ import pytest
 import dovetail as dt
 from dovetail.control.events import CancelRun
 from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Lognormal, world_from_pipeline
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import dovetail
+from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, Constant, Lognormal, World
 from dovetail.errors import Change, ConfigError, Given, Problem, Subject, Text
 from dovetail.observe.history import RunHistory

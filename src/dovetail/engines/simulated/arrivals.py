@@ -1,4 +1,4 @@
-"""Simulated data: a source with a rate and pauses, and a sink that counts or keeps outputs."""
+"""Arrival of simulated source items, with a rate and pauses, and a sink that counts or keeps outputs."""
 
 from __future__ import annotations
 
