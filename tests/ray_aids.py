@@ -235,7 +235,7 @@ def _differences(before: dict[str, dict[str, float]], now: dict[str, dict[str, f
 
 def driver(cluster: FakeCluster, folder: Path, text: str, *, stdin: bool = False, **env: str) -> Script:
     """Run a program in its own process, with the address of the cluster in `os.environ["DOVETAIL_TEST_RAY"]`."""
-    return Script(folder, text, stdin=stdin, **{ADDRESS: cluster.address, **env})
+    return Script(folder, text, stdin=stdin, warm=False, **{ADDRESS: cluster.address, **env})
 
 
 HOLDS = """

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import dovetail as dt
 from waiting import PATIENCE_S, until
+from warm_process import WarmProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,14 +189,21 @@ def said_when_waiting(text: str) -> str:
 class Script:
     """A program in a process of its own, that is gone with everything it started at the end of a `with` block."""
 
-    def __init__(self, folder: Path, text: str, *, stdin: bool = False, **env: str) -> None:
-        """`stdin`: the text is piped into the interpreter instead of being a file."""
+    process: subprocess.Popen[bytes] | WarmProcess
+
+    def __init__(self, folder: Path, text: str, *, stdin: bool = False, warm: bool = False, **env: str) -> None:
+        """`stdin`: the text is piped into the interpreter instead of being a file.
+        `warm`: a fork of the template of `warm_process.py` runs it instead of a new interpreter."""
         self.mark = uuid.uuid4().hex
         self.folder = folder
         path = folder / f"script_{self.mark[:6]}.py"
         path.write_text(text)
         variables = {**os.environ, MARK: self.mark, "PYTHONUNBUFFERED": "1", **env}
         self._output = (folder / f"{self.mark[:6]}.out").open("w+b")
+        if warm:
+            assert not stdin
+            self.process = WarmProcess(path, self._output.fileno(), env=variables, cwd=folder)
+            return
         with path.open("rb") as source:
             self.process = subprocess.Popen(
                 [sys.executable, "-" if stdin else str(path)],
@@ -237,10 +245,14 @@ class Script:
     def all_gone(self, patience_s: float = PATIENCE_S) -> float:
         """Wait until no process of the script is left, including children; returns the seconds."""
         began = time.monotonic()
-        while left := marked(self.mark):
+        while left := self._processes():
             late = time.monotonic() - began > patience_s
             assert not late, f"still there: {[_command(pid) for pid in left]}\n{self.output}"
         return time.monotonic() - began
+
+    def _processes(self) -> list[int]:
+        own = [self.process.pid] if self.process.poll() is None else []  # /proc shows the environment of the template
+        return list({*own, *marked(self.mark)})
 
     def __enter__(self) -> Self:
         return self

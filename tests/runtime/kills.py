@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -167,6 +165,10 @@ def source():
     return path
 
 if __name__ == "__main__":
+    if SAID.get("threads"):
+        from in_process import InProcessEngine
+        from dovetail.engines.local import engine
+        engine.LocalEngine = InProcessEngine
     if SAID.get("die"):
         die_at(SAID["die"])
     sink = SAID["sink"]
@@ -205,8 +207,8 @@ def make_rows(path: Path, count: int) -> None:
 
 
 READ = """
-import json, sys
-path = sys.argv[1]
+import json, os
+path = os.environ["TABLE"]
 if path.endswith(".parquet"):
     from pyarrow import parquet
     table = parquet.read_table(path)
@@ -216,9 +218,9 @@ else:
 print(json.dumps(table.to_pylist()))
 """
 WRITE = """
-import sys
+import os
 import pyarrow as pa
-path, rows = sys.argv[1], int(sys.argv[2])
+path, rows = os.environ["TABLE"], int(os.environ["ROWS"])
 table = pa.Table.from_pylist([{"id": number, "text": "x" * (number % 50)} for number in range(rows)])
 if path.endswith(".parquet"):
     from pyarrow import parquet
@@ -229,10 +231,10 @@ else:
 """
 
 
-def elsewhere(text: str, *args: object) -> str:
+def elsewhere(text: str, table: Path, rows: int = 0) -> str:
     """In a process of its own: who has lance loaded is warned at every fork, and tests fork."""
-    command = [sys.executable, "-c", text, *map(str, args)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    with Script(table.parent, text, warm=True, TABLE=str(table), ROWS=str(rows)) as script:
+        return script.finish()
 
 
 def rows_of(path: Path) -> Any:
@@ -260,6 +262,8 @@ class Killed:
     said: dict[str, Any]
     kills: list[float] = field(default_factory=list)
     """When."""
+    processes: bool = False
+    """Workers are processes, which outlive a killed driver for a moment; otherwise they are threads of the driver."""
 
     @property
     def run_dir(self) -> Path:
@@ -276,7 +280,9 @@ class Killed:
         said = {"run_dir": str(self.run_dir), **self.said, **more}
         if said.get("resume") is not None:
             said.pop("run_dir")
-        return Script(self.folder, JOB, SAID=json.dumps(said))
+        on_ray = "engine" in said  # the driver of one of the runs, at least
+        said["threads"] = not self.processes and not on_ray
+        return Script(self.folder, JOB, warm=not on_ray, SAID=json.dumps(said))
 
     def calls(self) -> list[tuple[int, float]]:
         path = self.folder / "calls.log"

@@ -50,6 +50,7 @@ def test_all_modes_write_the_same_bytes(tmp_path: Path, pipeline: str, mode: str
     streamed = undisturbed(tmp_path / "streamed", pipeline, "auto" if pipeline == "barrier" else "streaming")
     assert all(streamed.values())
     killed = job(tmp_path / mode, pipeline, mode)
+    killed.processes = LONG
     dice = Random(f"{pipeline} {mode}")
     resume: dict[str, Any] = {}
     for _ in range(3 if LONG else 2):
@@ -66,6 +67,7 @@ def test_all_modes_write_the_same_bytes(tmp_path: Path, pipeline: str, mode: str
 def test_killed_between_two_waves(tmp_path: Path) -> None:
     """After the last entry of the first wave, before the first of the second."""
     killed = job(tmp_path / "run", "rebatch", "sequential")
+    killed.processes = True
     assert killed.kill_when(
         lambda: sum(entry.last - entry.first for entry in killed.told().entries.values() if not entry.wave) == ROWS,
         "the first wave is done",
