@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
+# with it, every process of the tests would compile what it imports
+unexport PYTHONDONTWRITEBYTECODE
 # one more than cores: many tests wait for something to end, to die or to be noticed; the long ones also measure
 TESTERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 

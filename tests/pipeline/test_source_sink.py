@@ -106,9 +106,3 @@ def test_the_schema_and_the_reader_agree(key: str, value: Any) -> None:
     except PipelineError:
         accepted = False
     assert allows(schema(), data, schema()) is accepted
-
-
-def test_modes_are_those_of_the_planner() -> None:
-    from dovetail.scheduling.modes import MODES as PLANNED
-
-    assert MODES == PLANNED

@@ -63,13 +63,12 @@ Examples:
   dovetail backfill s3://bucket/clips.lance length --storage-option aws_region=eu-west-1 --engine ray:auto
   dovetail backfill clips.lance --history
 
-\b
 The function is named once; modules in the current folder can be imported. Rows that are filled are not computed
 again unless the function or its input changed, or with --recompute. Readers see finished fragments while it runs.
 
-\b
 Ctrl-C or SIGTERM once finishes and keeps the work in flight; twice stops at once. Either way, and after any kill, run
 the same command again to resume.
+
 Exit codes: 0 finished, 1 a row or the run failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable,
 130 interrupted (143 by SIGTERM).
 """

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dovetail.errors import did_you_mean
-from dovetail.scheduling.modes import MODES
+from dovetail.pipeline.source_sink import MODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

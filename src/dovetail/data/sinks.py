@@ -30,8 +30,8 @@ from dovetail.data.io_errors import results_missing, write_failed
 from dovetail.data.sink_spec import SinkSpec, as_sink_spec, check_sink_spec, missing_packages, sink
 from dovetail.data.writers import output_files
 from dovetail.data.writers.output_files import RemoteStore, is_remote_sink
-from dovetail.data.writers.part_files import PartReader, PartSyncer, sync_folder, which_pieces_exist
 from dovetail.data.writers.piece_merge import MergeJob, OldFile
+from dovetail.data.writers.worker_parts import PartReader, PartSyncer, sync_folder, which_pieces_exist
 from dovetail.errors import ConfigError, Problem
 
 if TYPE_CHECKING:

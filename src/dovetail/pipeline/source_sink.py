@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 MODES = ("auto", "streaming", "sequential", "waves")
-"""The modes of `scheduling`, which this package does not import."""
+"""How the stages of a run share the cluster (`scheduling/modes.py`)."""
 EXISTS = ("replace", "fail", "append")
 COUNT_LIMIT = 10**12
 

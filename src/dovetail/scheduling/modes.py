@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 UnitT = TypeVar("UnitT", bound="Unit | UnitPlan")
 
-MODES = ("auto", "streaming", "sequential", "waves")
 MIN_RATE_RATIO = 1.01
 """Smallest ratio of two rates that is reported as a difference. Fewer waves at the same rate are reported as well,
 because less data waits on disk."""

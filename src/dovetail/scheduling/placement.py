@@ -194,8 +194,9 @@ def worker_ranker(score: Score, shape: Shape) -> Ranker:
 
 def seats_for_choice(ranker: Ranker, node: str, choice: SeatChoice) -> Seats:
     """The seats of one worker on a node, one per rank."""
-    ways = ranker.split_by_rank(choice.way) if isinstance(ranker, GangRanker) else [choice.way]
-    return tuple(ranker.fit.seat(node, way) for way in ways)
+    if isinstance(ranker, GangRanker):
+        return tuple(ranker.fit.seat(node, way) for way in ranker.split_by_rank(choice.way))
+    return (ranker.fit.seat(node, choice.way),)
 
 
 def _choices_for_ranks(rank: Ranker, free: FreeResources, most: int) -> Iterator[SeatChoice]:
@@ -330,7 +331,7 @@ class _NodeHeap:
             if choice is None:
                 entries[position] = _DOES_NOT_FIT
                 continue
-            entry = _heap_entry(choice, position)
+            entry = (_MAX_SCORE - choice[0]) << _NODE_BITS | position
             if entries[position] != entry:
                 entries[position] = entry
                 heappush(heap, entry)
@@ -362,15 +363,12 @@ class _NodeHeap:
                 known[free] = self.ranker.best(free)
             choice = known[free]
             self._choices.append(choice)
-            self._entries.append(_DOES_NOT_FIT if choice is None else _heap_entry(choice, position))
+            entry = _DOES_NOT_FIT if choice is None else (_MAX_SCORE - choice.score) << _NODE_BITS | position
+            self._entries.append(entry)
         self._heap = [entry for entry in self._entries if entry != _DOES_NOT_FIT]
         heapify(self._heap)
         self._seen = len(self._ledger.changes)
         self._era = self._ledger.era
-
-
-def _heap_entry(choice: SeatChoice, position: int) -> int:
-    return (_MAX_SCORE - choice[0]) << _NODE_BITS | position
 
 
 class PlacementRun:

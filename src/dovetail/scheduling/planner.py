@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean
+from dovetail.pipeline.source_sink import MODES
 from dovetail.pipeline.units import fuse_stages, multiplicity, rate_of_unit
 from dovetail.resources.amounts import total_free
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.scheduling.demand import ASSUMED, GIVEN, MEASURED, StageRates, stage_rates
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
-from dovetail.scheduling.modes import MODES, ModeChoice, choose_mode, size_same_waves
+from dovetail.scheduling.modes import ModeChoice, choose_mode, size_same_waves
 from dovetail.scheduling.packing import NodeFiller, group_nodes, seats_by_unit
 from dovetail.scheduling.plan import Plan, PlannedUse, UnitPlan
 from dovetail.scheduling.sizing import Sizing, add_headroom, resource_limits

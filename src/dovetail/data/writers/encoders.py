@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.payload import UnwritableItemError
-from dovetail.data.writers.part_files import PartWriter
+from dovetail.data.writers.worker_parts import PartWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

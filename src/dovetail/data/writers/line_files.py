@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.control.payload import PartFileRange
-    from dovetail.data.writers.part_files import PartReader
     from dovetail.data.writers.piece_merge import MergeJob, OldFile, OpenPiece
+    from dovetail.data.writers.worker_parts import PartReader
 
 COPY_BLOCK_BYTES = 1 << 20
 COPY_UNSUPPORTED_ERRNOS = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.io_errors import missing_sink_package
-from dovetail.data.writers.part_files import sync_folder
+from dovetail.data.writers.worker_parts import sync_folder
 from dovetail.errors import ConfigError, Problem
 
 if TYPE_CHECKING:

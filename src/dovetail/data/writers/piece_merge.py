@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.control.payload import PartFileRange
-    from dovetail.data.writers.part_files import PartReader
+    from dovetail.data.writers.worker_parts import PartReader
 
 NUMBER_KEYS_TAG = b"\x01"
 TUPLE_KEYS_TAG = b"\x02"
