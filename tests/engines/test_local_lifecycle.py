@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
 from ray_aids import patiently
 from runtime.aids import (
+    GatedSource,
     Script,
     descriptors,
     engine_of,
@@ -38,8 +40,7 @@ from runtime.aids import (
 from waiting import LONG, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.time_limit
 
@@ -251,6 +252,30 @@ def test_ctrl_c_reaches_no_worker(tmp_path: Path) -> None:
         status, read, finished, found, _ = ending(script)
         assert (status, read, finished) == ("drained", found, found)
         assert "KeyboardInterrupt" not in script.output
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("read", [dt.Run.wait, list])
+def test_ctrl_c_that_does_not_wake_the_main_thread_is_handled(read: Callable[[dt.Run], object]) -> None:
+    """A signal that arrives just before the main thread blocks does not wake it; nor does one in another thread."""
+    stat = Path(f"/proc/self/task/{os.getpid()}/stat")
+    source = GatedSource(0)
+    run = run_of(dt.Stage("echo", echo), source=source)
+
+    def interrupt() -> None:
+        source.blocks.wait()
+        until(lambda: signal.getsignal(signal.SIGINT) is not signal.default_int_handler, "the run handles Ctrl-C")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "the main thread sleeps")
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        read(run)
+    finally:
+        source.released.set()
+        thread.join()
+    assert run.status == "drained"
 
 
 # Fork server

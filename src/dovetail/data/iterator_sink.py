@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 MAX_QUEUED_BYTES = 256 << 20
 MAX_QUEUED_ITEMS = 1 << 17
 """Results that may wait for the reader before the source is paused."""
+
+SIGNAL_CHECK_S = 0.5
+"""Longest single wait of a thread that Ctrl-C should interrupt. Python runs signal handlers between two instructions: a
+signal that arrives just before the main thread blocks on a lock, or in another thread, does not interrupt the wait."""
 
 MAX_FAILED_ITEMS_IN_MEMORY = 10_000
 """Failed items that a run keeps in memory; `errors/` in its folder has more."""
@@ -94,7 +98,7 @@ class IteratorSink:
     def next_batch(self) -> list[Any] | None:
         """Some results, or None at the end. After an interrupt, call it again: nothing is lost."""
         if not self._unread:
-            segments = self._queue.get()
+            segments = self._next_segments()
             if segments is None:
                 self._queue.put(None)
                 self._store.release_mappings()
@@ -110,6 +114,13 @@ class IteratorSink:
             self._unread.popleft()
         self._mark_read(segments)
         return items
+
+    def _next_segments(self) -> list[Segment] | None:
+        while True:
+            try:
+                return self._queue.get(timeout=SIGNAL_CHECK_S)
+            except Empty:
+                continue
 
     def _readable(self, items: list[Any]) -> list[Any]:
         """The readable results; errors are raised at the end."""

@@ -6,6 +6,7 @@ import atexit
 import os
 import signal
 import sys
+import time
 import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.control.events import CancelRun, Drain, FailureCause
 from dovetail.control.payload import SourceSinkError
+from dovetail.data.iterator_sink import SIGNAL_CHECK_S
 from dovetail.errors import Change, ConfigError, DovetailError, EngineError, Fix, Problem, RunError
 
 if TYPE_CHECKING:
@@ -95,6 +97,14 @@ class RunHandle:
     @property
     def done(self) -> bool:
         return self._over.is_set()
+
+    def _wait_until_over(self, timeout: float | None = None) -> bool:
+        """Whether the run ended within `timeout` seconds. Ctrl-C is handled within SIGNAL_CHECK_S."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._over.wait(SIGNAL_CHECK_S if end is None else min(SIGNAL_CHECK_S, end - time.monotonic())):
+            if end is not None and time.monotonic() >= end:
+                return False
+        return True
 
     @property
     def stats(self) -> RunSummary:
@@ -183,7 +193,7 @@ class Run(RunHandle):
         """
         self._sink.set_may_drop()
         with self._interruptible():
-            if not self._over.wait(timeout):
+            if not self._wait_until_over(timeout):
                 self._sink.set_may_drop(False)
                 raise TimeoutError(f"the run has not ended after {timeout} s")
         self._finish()
@@ -201,7 +211,7 @@ class Run(RunHandle):
         try:
             yield
         except KeyboardInterrupt:
-            self._over.wait(EXIT_TIMEOUT_S)
+            self._wait_until_over(EXIT_TIMEOUT_S)
             raise
         finally:
             if signal.getsignal(signal.SIGINT) == self._on_interrupt:  # not replaced meanwhile
@@ -254,7 +264,7 @@ class Run(RunHandle):
         if not self.done:
             self.cancel("left its with block" if error is None else f"left with {type(error).__name__}")
             self._sink.set_may_drop()
-        self._over.wait()
+        self._wait_until_over()
         if error is None:
             failed = self._failed()
             if failed is not None:
@@ -284,7 +294,7 @@ class Run(RunHandle):
         return None
 
     def _finish(self) -> None:
-        self._over.wait()
+        self._wait_until_over()
         failed = self._crash or self._failed()
         if isinstance(failed, SourceSinkError):
             raise RunError(_unusable_problem(failed, self.folder)) from None

@@ -240,7 +240,7 @@ class Service(RunHandle):
         """Accept no more requests, answer all pending ones, and stop. Raises RunError if the service failed."""
         self._source.close_intake(service_closed_error("is drained and accepts no more requests"))
         self._source.finish()
-        if not self._over.wait(timeout):
+        if not self._wait_until_over(timeout):
             raise TimeoutError(f"{self.pending} requests are still pending after {timeout} s")
         self._finish()
 
@@ -258,13 +258,13 @@ class Service(RunHandle):
     ) -> None:
         if error is not None and not isinstance(error, KeyboardInterrupt):
             self.cancel(f"left with {type(error).__name__}")
-            self._over.wait()
+            self._wait_until_over()
             return
         try:
             self.drain()
         except KeyboardInterrupt:
             self.cancel("Ctrl-C")
-            self._over.wait(EXIT_TIMEOUT_S)
+            self._wait_until_over(EXIT_TIMEOUT_S)
             raise
 
     def _drive(self) -> None:
