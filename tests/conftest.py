@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PURE = ("resources", "pipeline", "scheduling", "control", "streaming")
 
-THREADS = ("backfill", "recipes")
+THREADS = ("backfill", "cli", "recipes")
 """Folders whose tests run workers as threads, except those marked `processes`."""
 
 RAY_FIXTURES = {"ray_cluster", "ray_address"}

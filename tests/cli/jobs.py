@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from command import run_command, run_process
 from runtime.aids import MARK
 from waiting import PATIENCE_S, until
 
@@ -81,8 +82,10 @@ CLUSTER = ("--cluster", "1x(2cpu, 4GB)")
 class Place:
     """A folder to run in, with a home of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, processes: bool = False) -> None:
+        """`processes`: commands run in processes of their own."""
         self.folder = folder
+        self._run = run_process if processes else run_command
         self.home = folder / "home"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "steps.py").write_text(STEPS)
@@ -110,18 +113,14 @@ class Place:
         return {**os.environ, "DOVETAIL_HOME": str(self.home), **more}
 
     def run(
-        self, *arguments: str, stdin: str | None = None, cwd: Path | None = None
+        self, *arguments: str, stdin: str = "", cwd: Path | None = None, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "dovetail", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=self.environment(),
-            cwd=cwd or self.folder,
-            input=stdin or "",
-            timeout=2 * PATIENCE_S,
-        )
+        home = {"DOVETAIL_HOME": str(self.home)}
+        return self._run(*arguments, cwd=cwd or self.folder, stdin=stdin, **home | variables)
+
+    def run_process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """In a process of its own."""
+        return run_process(*arguments, cwd=self.folder, DOVETAIL_HOME=str(self.home))
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[Started]:

@@ -1,33 +1,35 @@
-"""The command line as a process: output and exit codes."""
+"""The command line: output and exit codes."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import dovetail
+from command import run_command as run
 from dovetail.cli import COMMANDS
 
-if TYPE_CHECKING:
-    from pathlib import Path
+VIDEO = str(Path(__file__).parents[2] / "examples" / "video.yaml")
+FRESH = """
+import json, os, sys
+import dovetail.cli
 
+for words in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        sys.argv = ["dovetail", *words]
+        dovetail.cli.main()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(f"exit code {code}: {words[0]}", flush=True)
+"""
+"""Runs commands one after the other, each in a process that has imported nothing but the entry point."""
 SPEC = "4x(32cpu, 128GB, 2xA100:40GB) + 16x(32cpu, 64GB){pool=cpu}"
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dovetail", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def test_the_version_is_the_packages_version() -> None:
@@ -173,3 +175,44 @@ def test_every_listed_command_loads_and_its_one_line_help_is_its_own() -> None:
         shown = run(name, "--help")
         assert shown.returncode == 0, name
         assert shown.stdout.startswith(f"Usage: dovetail {name}")
+
+
+def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
+    """In a new process: in this one, another test may have imported it."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "some words"}\n')
+    (tmp_path / "r.yaml").write_text("dataset_path: rows.jsonl\nprocess: [text_length_filter]\n")
+    cluster = ["--cluster", "1x(32cpu, 128GB, 2xL40S:48GB)"]
+    commands = {
+        "simulate": [VIDEO, *cluster, "--items", "20", "--record"],
+        "replay": ["last"],
+        "ls": [],
+        "status": ["last"],
+        "logs": ["last"],
+        "report": ["last", "-o", "-"],
+        "trace": ["last", "-o", "-"],
+        "plan": [VIDEO, *cluster],
+        "explain": [VIDEO, *cluster],
+        "cluster": ["show", SPEC],
+        "run": ["r.yaml", *cluster, "--dry-run"],
+        "recipe": ["advise", *cluster],
+        "schema": ["recipe"],
+        "init": ["recipe", "-"],
+        "completion": ["bash"],
+        "drain": ["nothing"],
+        "cancel": ["nothing"],
+        "backfill": ["--help"],  # other tests run these two in processes
+        "demo": ["--help"],
+    }
+    assert sorted(commands) == sorted(COMMANDS)
+    ran = subprocess.run(
+        [sys.executable, "-c", FRESH, json.dumps([[name, *words] for name, words in commands.items()])],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=os.environ | {"DOVETAIL_HOME": str(tmp_path / "home")},
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in ran.stderr
+    ended = {name: int(code) for code, name in re.findall(r"^exit code (\d+): (\w+)$", ran.stdout, re.MULTILINE)}
+    assert ended == {name: 2 if name in ("drain", "cancel") else 0 for name in commands}, ran.stderr

@@ -13,27 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from command import run_command, run_process
 from dovetail.cli import demo_steps
 from dovetail.cli.demo import generate_documents
+
+pytestmark = pytest.mark.time_limit
 
 SRC = Path(__file__).parents[2] / "src"
 
 
 def demo(home: Path, *arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-    return command(home, "demo", *arguments, cwd=cwd, **more)
-
-
-def command(home: Path, *arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dovetail", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "DOVETAIL_HOME": str(home), **more},
-        stdin=subprocess.DEVNULL,
-        cwd=cwd,
-        timeout=120,
-    )
+    return run_command("demo", *arguments, cwd=cwd, DOVETAIL_HOME=str(home), **more)
 
 
 def next_commands(shown: subprocess.CompletedProcess[str]) -> list[list[str]]:
@@ -52,7 +42,8 @@ class Shown:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     """One demo, looked at by several tests."""
     home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("somewhere") / "my dêmo"
-    return Shown(home, folder, demo(home, "--folder", str(folder), "--documents", "300"))
+    ran = run_process("demo", "--folder", str(folder), "--documents", "300", DOVETAIL_HOME=str(home))
+    return Shown(home, folder, ran)
 
 
 def test_the_demo_runs_documents_here_plans_a_cluster_and_explains_a_misfit(shown: Shown) -> None:
@@ -97,7 +88,7 @@ def test_every_command_that_it_names_works(shown: Shown, tmp_path: Path) -> None
     for words in named:
         assert words[0] == "dovetail" or Path(words[-1]).is_file()
         if words[0] == "dovetail":
-            ran = command(shown.home, *words[1:], cwd=tmp_path)
+            ran = run_command(*words[1:], cwd=tmp_path, DOVETAIL_HOME=str(shown.home))
             assert ran.returncode == 0, (words, ran.stderr)
     assert (shown.folder / "clean.jsonl").read_bytes() == before
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.jobs import CLUSTER, Place
+from command import run_command
 from dovetail.machine.processes import process_start_time
 from observe.made import recorded
 from waiting import until
@@ -35,13 +36,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def logs(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dovetail", "logs", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"DOVETAIL_HOME": str(run.parent.parent)},
-    )
+    return run_command("logs", *arguments, DOVETAIL_HOME=str(run.parent.parent))
 
 
 def test_output_of_all_workers_is_shown_with_their_names(run: Path) -> None:
@@ -129,6 +124,7 @@ def test_what_comes_later_is_followed_until_the_run_is_over(run: Path, tmp_path:
     assert out.read_text().splitlines()[-1].endswith("unfinished")
 
 
+@pytest.mark.processes
 def test_the_logs_of_a_real_run(tmp_path: Path) -> None:
     place = Place(tmp_path / "jobs")
     place.file("source: in.jsonl\nsink: out.jsonl", "Talker")

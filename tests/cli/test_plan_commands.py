@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import dovetail as dt
+from command import run_command as run
 
 VIDEO = str(Path(__file__).parents[2] / "examples" / "video.yaml")
 SPEC = "1x(32cpu, 128GB, 2xL40S:48GB)"
@@ -21,17 +19,6 @@ stages:
   - {name: a, run: "m:a", resources: {cpus: 4, gpus: 1}, workers: 2}
   - {name: b, run: "m:b", resources: {cpus: 4, gpus: 1}, workers: 2}
 """
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dovetail", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(os.environ),
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def test_json_on_stdout_is_the_plan_and_nothing_else() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from command import run_command
+
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
+
+pytestmark = pytest.mark.time_limit
 
 STEPS = """
 import time
@@ -48,16 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dovetail", "plan", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "DOVETAIL_HOME": str(folder / "home")},
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-    )
+    return run_command("plan", *arguments, cwd=folder, DOVETAIL_HOME=str(folder / "home"))
 
 
 def sources(shown: subprocess.CompletedProcess[str]) -> list[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "jobs")
+    return Place(tmp_path / "jobs", processes=True)  # a command on Ray would attach this process
 
 
 def test_cluster_show_lists_usage_and_holders(ray_cluster: FakeCluster, place: Place, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`dovetail plan`, `run`, `explain` and `simulate` of a recipe: real files and processes."""
+"""`dovetail plan`, `run`, `explain` and `simulate` of a recipe."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable
     from pathlib import Path
+
+pytestmark = pytest.mark.time_limit
 
 SEED = ("--cluster", GPU_CLUSTER)
 HEAD = "dataset_path: in.jsonl\nexport_path: out.jsonl\n"

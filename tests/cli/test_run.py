@@ -1,9 +1,8 @@
-"""`dovetail run`: real files, real processes, exit codes."""
+"""`dovetail run`: files, results, messages and exit codes."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +13,7 @@ import pytest
 
 import dovetail as dt
 from cli.jobs import CLUSTER, Place
+from command import run_command
 from dovetail.cli.engine_option import TargetCluster
 from dovetail.cli.saved_arguments import RunArguments, arguments_for_header, merge_saved_arguments
 from dovetail.observe.run_folder import create_run
@@ -21,6 +21,8 @@ from dovetail.observe.run_folder import create_run
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+pytestmark = pytest.mark.time_limit
 
 WANTED = [{"n": n, "twice": 2 * n} for n in range(20)]
 
@@ -38,7 +40,7 @@ def by_n(rows: Iterable[dict[str, int]]) -> list[dict[str, int]]:
 
 
 def test_a_file_is_run_from_its_source_to_its_sink(place: Place) -> None:
-    done = place.run("run", "p.yaml", *CLUSTER)
+    done = place.run_process("run", "p.yaml", *CLUSTER)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert by_n(place.result()) == WANTED
     for words in ("pipeline on 1x(2cpu, 4GB)", "20 of 20 items in, 20 out", f"output      {place.folder}/out.jsonl"):
@@ -170,6 +172,7 @@ def test_a_run_dir_and_a_record_are_kept(place: Place) -> None:
     assert place.run("replay", "here").returncode == 0
 
 
+@pytest.mark.processes
 def test_what_workers_print_is_shown_with_verbose(place: Place) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "Talker")
     done = place.run("run", "p.yaml", *CLUSTER, "--limit", "3", "-v")
@@ -473,20 +476,10 @@ def test_runs_are_completed_by_the_shell(place: Place) -> None:
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
     asked = {"_DOVETAIL_COMPLETE": "bash_complete", "COMP_WORDS": "dovetail logs 2026", "COMP_CWORD": "2"}
-    script = "import sys; sys.argv = ['dovetail']; from dovetail.cli import main; main()"
-    shown = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=place.environment(**asked), check=False
-    )
+    shown = place.run(**asked)
     assert shown.stdout.strip().endswith(folder.name), shown
 
 
 def test_the_help_has_examples() -> None:
     for command in ("run", "logs", "drain", "cancel"):
-        shown = subprocess.run(
-            [sys.executable, "-m", "dovetail", command, "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ,
-        )
-        assert f"  dovetail {command} " in shown.stdout
+        assert f"  dovetail {command} " in run_command(command, "--help").stdout

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from command import run_command
 from observe.made import recorded, recorder
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 IDS = ("20260101-000000-aaaa-video", "20260102-000000-bbbb-video")
@@ -36,14 +35,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def run(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dovetail", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"DOVETAIL_HOME": str(home)} | environment,
-        stdin=subprocess.DEVNULL,
-    )
+    return run_command(*arguments, DOVETAIL_HOME=str(home), **environment)
 
 
 def test_runs_are_listed_with_their_status_the_youngest_first(home: Path) -> None:

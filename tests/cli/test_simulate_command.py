@@ -10,19 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from command import run_command
+
 VIDEO = str(Path(__file__).parents[2] / "examples" / "video.yaml")
 SPEC = "1x(32cpu, 128GB, 2xL40S:48GB)"
 
 
 def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dovetail", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "DOVETAIL_HOME": str(home)},
-        stdin=subprocess.DEVNULL,
-    )
+    return run_command(*arguments, DOVETAIL_HOME=str(home))
 
 
 def test_a_simulation_prints_its_summary_and_where_to_look_next(tmp_path: Path) -> None:
