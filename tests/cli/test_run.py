@@ -475,8 +475,7 @@ def test_runs_are_completed_by_the_shell(place: Place) -> None:
     folder = place.home / "runs" / "20260101-000000-aaaa-mine"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    asked = {"_DOVETAIL_COMPLETE": "bash_complete", "COMP_WORDS": "dovetail logs 2026", "COMP_CWORD": "2"}
-    shown = place.run(**asked)
+    shown = place.run(_DOVETAIL_COMPLETE="bash_complete", COMP_WORDS="dovetail logs 2026", COMP_CWORD="2")
     assert shown.stdout.strip().endswith(folder.name), shown
 
 

@@ -34,8 +34,8 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_command(*arguments, DOVETAIL_HOME=str(home), **environment)
+def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_command(*arguments, DOVETAIL_HOME=str(home))
 
 
 def test_runs_are_listed_with_their_status_the_youngest_first(home: Path) -> None:
