@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 PURE = ("resources", "pipeline", "scheduling", "control", "streaming")
 
-THREADS = ("backfill", "cli", "recipes")
-"""Folders whose tests run workers as threads, except those marked `processes`."""
+THREADS = ("backfill", "cli", "recipes", "runtime")
+"""Folders whose tests run workers as threads, except those marked `processes` or `ray`."""
 
 RAY_FIXTURES = {"ray_cluster", "ray_address"}
 
@@ -154,7 +154,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def _threads_unless_processes_are_tested(request: pytest.FixtureRequest) -> None:
     """Workers that are threads start ten times faster."""
     folder = Path(str(request.node.fspath)).parent.name
-    if folder in THREADS and request.node.get_closest_marker("processes") is None:
+    if folder in THREADS and not {"processes", "ray"} & set(request.node.keywords):
         request.getfixturevalue("in_process")
 
 

@@ -62,6 +62,9 @@ class WorkerThread(WorkerProcess):
     def close(self) -> None:
         for slots in self.async_slots.values():
             slots.stop_loop()
+            slots._thread.join(JOIN_S)
+            if not slots._thread.is_alive() and not slots._running:
+                slots._loop.close()  # a process ends with its loop, and a thread does not
         self.runner.close()
 
 

@@ -101,7 +101,12 @@ def left_in(folder: Path) -> list[str]:
     return [name for name in names_in(folder) if not name.startswith(".")]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"] if not LONG else ["jsonl", "csv", "parquet", "lance"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("jsonl", marks=pytest.mark.processes), "parquet"]
+    if not LONG
+    else ["jsonl", "csv", "parquet", "lance"],
+)
 def test_no_room_for_parts(kind: str, tmp_path: Path, small_disk: Callable[[str], Path]) -> None:
     def pad(rows: list[Any]) -> list[Any]:
         return [{"i": row["i"], "pad": os.urandom(1000).hex()} for row in rows]
@@ -161,6 +166,7 @@ def test_no_room_in_the_run_folder(tmp_path: Path, small_disk: Callable[[str], P
 
 @pytest.mark.filterwarnings("ignore:Recorder failed")
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.processes
 def test_no_room_in_the_spool(on_error: Any, tmp_path: Path, small_disk: Callable[[str], Path]) -> None:
     """No item is to blame for that, and none fails."""
     source, out, disk = rows_in(tmp_path / "in.jsonl"), tmp_path / "out.jsonl", small_disk("3m")
@@ -177,6 +183,7 @@ def test_no_room_in_the_spool(on_error: Any, tmp_path: Path, small_disk: Callabl
     assert sorted(numbers_in(out)) == list(range(ROWS))
 
 
+@pytest.mark.processes
 def test_a_sink_folder_that_vanishes(tmp_path: Path) -> None:
     source, gate, folder = rows_in(tmp_path / "in.jsonl"), tmp_path / "gate", tmp_path / "out folder"
     stage = dt.Stage("gated", Gated(gate), batch_size=4)
@@ -292,7 +299,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("how", [pytest.param("truncated", marks=pytest.mark.processes), *list(CHANGES)[1:]])
 def test_a_source_that_changes_while_it_is_read(how: str, tmp_path: Path) -> None:
     source, gate, out = rows_in(tmp_path / "in.jsonl"), tmp_path / "gate", tmp_path / "out.jsonl"
     kept = tmp_path / "backup"

@@ -76,6 +76,7 @@ class DiesOnce:
         return [{"id": row["id"]} for row in rows]
 
 
+@pytest.mark.processes
 def test_odd_rows_stay_odd_when_their_split_comes_back_in_two_parts(tmp_path: Path) -> None:
     lines = [f'{{"id": {number}}}' for number in range(400)]
     for at in (5, 60, 120, 200, 300):
@@ -181,6 +182,7 @@ def test_a_call_that_is_tried_again_keeps_its_place(tmp_path: Path) -> None:
     assert found == [(number, copy) for number in range(3000) for copy in range(2)]
 
 
+@pytest.mark.processes
 def test_a_child_that_user_code_forks_writes_nothing(tmp_path: Path) -> None:
     source, sink = write_rows(tmp_path / "in.jsonl", 400), tmp_path / "out.jsonl"
 

@@ -31,8 +31,9 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "ordered"), [("jsonl", True), ("jsonl", False), ("parquet", True)])
+@pytest.mark.processes
 def test_killed_workers_write_nothing_twice(kind: str, ordered: bool, tmp_path: Path) -> None:
-    count, kills = (20_000, 20) if LONG else (1500, 4)
+    count, kills = (20_000, 20) if LONG else (1500, 2 if kind == "parquet" else 4)
     source, out = rows_in(tmp_path / "in.jsonl", count, 10), tmp_path / f"out.{kind}"
     allowed, calls = tmp_path / "allowed", tmp_path / "calls"
     allowed.touch()
@@ -65,19 +66,20 @@ def test_killed_workers_write_nothing_twice(kind: str, ordered: bool, tmp_path: 
     assert (found if ordered else sorted(found)) == expected
 
 
+@pytest.mark.processes
 def test_many_runs_in_one_process_leave_nothing_behind(tmp_path: Path) -> None:
     source = rows_in(tmp_path / "in.jsonl", 50, 10)
     out = tmp_path / "out" / "x.jsonl"
 
     def once() -> None:
-        run_of(SAME, source=source, sink=out, progress=False).wait()
+        run_of(SAME, source=source, sink=out, progress=False, cluster="1x(1cpu, 8GB)").wait()
 
     others = set(threading.enumerate())
     once()
     once()
     until(lambda: not _ours(others), f"threads are gone: {_ours(others)}")
     before = sorted(descriptors())
-    for _ in range(50 if LONG else 8):
+    for _ in range(50 if LONG else 3):
         once()
     until(lambda: not _ours(others), f"threads are gone: {_ours(others)}")
     until(lambda: len(descriptors()) <= len(before), f"descriptors are closed: {before} {descriptors()}")
@@ -90,6 +92,7 @@ def _ours(others: set[threading.Thread]) -> list[str]:
     return [one.name for one in threading.enumerate() if one not in others and one.name.startswith("dovetail")]
 
 
+@pytest.mark.processes
 def test_the_folder_of_a_run_holds_what_is_documented(tmp_path: Path) -> None:
     source = rows_in(tmp_path / "in.jsonl", 50, 10)
     run = run_of(SAME, source=source, sink=tmp_path / "out.jsonl", run_dir=tmp_path / "run")
@@ -99,6 +102,7 @@ def test_the_folder_of_a_run_holds_what_is_documented(tmp_path: Path) -> None:
     assert not any((run.folder / "spool").glob("*"))
 
 
+@pytest.mark.processes
 def test_memory_of_the_driver_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     rows = 300_000 if LONG else 60_000
     source, out = rows_in(tmp_path / "in.jsonl", rows, 10), tmp_path / "out.jsonl"
@@ -155,7 +159,7 @@ def test_ctrl_c_in_a_script_that_writes_a_file(times: int, tmp_path: Path) -> No
     count = 4000
     rows_in(tmp_path / "in.jsonl", count, 10)
     log, go = tmp_path / "run" / "commit.log", tmp_path / "go"
-    with Script(tmp_path, INTERRUPTED) as script:
+    with Script(tmp_path, INTERRUPTED, warm=True) as script:
         until(lambda: log.exists() and log.read_bytes().count(b'"wave"') > 1, "something is committed")
         script.says("it waits")
         script.kill(signal.SIGINT)
@@ -171,7 +175,7 @@ def test_ctrl_c_in_a_script_that_writes_a_file(times: int, tmp_path: Path) -> No
         assert (code, "status drained" in said) == (0, True), said
     assert not (tmp_path / "out" / "out.jsonl").exists()
     go.touch()
-    with Script(tmp_path, INTERRUPTED, again="yes") as script:
+    with Script(tmp_path, INTERRUPTED, warm=True, again="yes") as script:
         assert "status finished" in script.finish()
     assert sorted(numbers_in(tmp_path / "out" / "out.jsonl")) == list(range(count))
     assert names_in(tmp_path / "out") == ["out.jsonl"]

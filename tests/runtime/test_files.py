@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.time_limit(1200 if LONG else 200)
 
 KINDS = ("jsonl", "csv", "parquet", "lance")
+WRITTEN_BY_PROCESSES = [pytest.param(kind, marks=pytest.mark.processes) for kind in ("jsonl", "parquet")]
 AWKWARD: list[dict[str, Any]] = [
     {"i": 0, "text": "", "n": None, "deep": {"a": [{"b": "ü"}, None, {"b": None}], "c": []}, "f": 1.5},
     {"i": 1, "text": "two\nlines\r\nand \u2028 one", "n": 7, "deep": None, "f": None},
@@ -97,7 +98,7 @@ def problems_of(error: dt.DovetailError) -> dict[str, str]:
 # Rows as they are
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*WRITTEN_BY_PROCESSES, "csv", "lance"])
 def test_awkward_rows_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", AWKWARD)
     out = tmp_path / "out" / f"names with spaces\n & ü.{kind}" if kind != "lance" else tmp_path / "out" / "mit ü.lance"
@@ -486,7 +487,7 @@ SHAPES: dict[str, list[dt.Stage]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("ordered", [False, pytest.param(True, marks=pytest.mark.processes)])
 def test_every_way_of_working_writes_each_row_once(shape: str, ordered: bool, tmp_path: Path) -> None:
     source = numbered(tmp_path / "in.jsonl", 600)
     run = run_of(*SHAPES[shape], source=source, sink=tmp_path / "out.jsonl", ordered=ordered, cluster="1x(8cpu, 8GB)")

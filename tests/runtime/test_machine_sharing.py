@@ -58,7 +58,7 @@ def test_two_runs_that_start_together_share_the_machine_and_both_finish(tmp_path
     items = 300
     folders = [tmp_path / name for name in ("one", "two")]
     texts = [BOTH.format(items=items, cpus=CPUS, folder=str(folder)) for folder in folders]
-    with Script(tmp_path, texts[0]) as one, Script(tmp_path, texts[1]) as two:
+    with Script(tmp_path, texts[0], warm=True) as one, Script(tmp_path, texts[1], warm=True) as two:
         for script in (one, two):
             assert script.finish().strip().endswith(str(items))
     spans = [lives(folder) for folder in folders]
@@ -95,6 +95,7 @@ def runs_inside(items: list[int]) -> list[int]:
     return list(inner)
 
 
+@pytest.mark.processes
 def test_a_run_inside_a_stage_does_not_wait_for_the_run_it_belongs_to() -> None:
     outer = run_of(dt.Stage("outer", runs_inside, batch_size=5), source=range(10), cluster="1x(1cpu, 1GB)")
     assert sorted(outer) == list(range(10))

@@ -38,6 +38,7 @@ def written_to(folder: Path) -> Callable[[int], int]:
     return note
 
 
+@pytest.mark.processes
 def test_a_probe_runs_the_given_number_of_items_through_one_worker_per_stage(tmp_path: Path) -> None:
     (tmp_path / "seen").mkdir()
     pipe = dt.Pipeline(

@@ -6,6 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 import dovetail as dt
 from dovetail.observe.replay import controller_from_record, replay
 from runtime.aids import run_of
@@ -34,6 +36,7 @@ def twice(items: list[int]) -> list[int]:
     return [item for item in items for _ in range(2)]
 
 
+@pytest.mark.processes
 def test_a_recorded_run_with_deaths_and_errors_is_replayed_to_the_same_commands(tmp_path: Path) -> None:
     stages = [
         dt.Stage("deadly", DiesOnceAt({3, 50, 151}, tmp_path), batch_size=4, fuse=False),

@@ -41,6 +41,7 @@ def thrice(items: list[int]) -> list[int]:
 # Results
 
 
+@pytest.mark.processes
 def test_every_item_is_delivered_once_and_counted_in_the_stats() -> None:
     run = run_of(dt.Stage("double", double), source=range(1000))
     assert sorted(run) == [2 * number for number in range(1000)]
@@ -208,8 +209,9 @@ def memory_bytes() -> int:
     return total
 
 
+@pytest.mark.processes
 def test_a_stage_that_gives_much_is_held_by_the_byte_budget() -> None:
-    items = 2000 if LONG else 500
+    items = 2000 if LONG else 300
     peaks: list[int] = []
 
     def source() -> Iterator[int]:
@@ -288,8 +290,15 @@ class KeepsSome(Keeps):
         return [int(item[0]) for item in items]
 
 
-@pytest.mark.parametrize("keeper", [Keeps, KeepsSome])
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(
+    ("keeper", "slots"),
+    [
+        pytest.param(Keeps, 1, marks=pytest.mark.processes),
+        (Keeps, 2),
+        (KeepsSome, 1),
+        pytest.param(KeepsSome, 2, marks=pytest.mark.processes),
+    ],
+)
 def test_a_function_that_keeps_its_inputs_never_sees_them_change(keeper: type[Keeps], slots: int) -> None:
     items = 400 if LONG else 80
     stages = [
@@ -332,7 +341,9 @@ def test_a_function_may_write_into_its_inputs() -> None:
     assert sorted(found) == sorted([*range(40), *range(1000, 1040)])
 
 
-@pytest.mark.parametrize("kind", ["bytes", "bytearray", "torch", "arrow", "strings", "fortran"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("bytes", marks=pytest.mark.processes), "bytearray", "torch", "arrow", "strings", "fortran"]
+)
 def test_large_values_of_many_kinds_come_through(kind: str) -> None:
     def make(items: list[int]) -> list[Any]:
         if kind == "bytes":
@@ -440,6 +451,7 @@ def test_waves_give_the_same_and_leave_files_only_in_the_run_folder(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+@pytest.mark.processes
 def test_waves_survive_kill_9(tmp_path: Path) -> None:
     stages = [
         dt.Stage("make", Kills(str(tmp_path / "a"), 21, megabytes), batch_size=4),

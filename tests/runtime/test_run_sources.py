@@ -94,6 +94,7 @@ def test_a_run_with_a_blocking_subclass_of_list_as_source_can_be_cancelled(gated
     assert not blocking.released.is_set()
 
 
+@pytest.mark.processes
 def test_a_source_that_cannot_be_iterated_leaves_no_descriptor_no_folder_and_no_claim(tmp_path: Path) -> None:
     class Broken:
         def __iter__(self) -> NoReturn:
@@ -116,6 +117,7 @@ class CannotBeShown(Exception):
 
 
 @pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.processes
 def test_a_source_can_raise_an_exception_without_a_text(first: int) -> None:
     def source() -> Iterator[int]:
         yield from range(first)

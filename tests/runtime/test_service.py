@@ -80,6 +80,7 @@ def copies(item: int) -> Iterator[tuple[int, int]]:
 # What a ticket gives
 
 
+@pytest.mark.processes
 def test_every_request_gets_its_own_result() -> None:
     with serving(dt.Stage("double", double, batch_size=8), dt.Stage("again", double, fuse=False)) as service:
         tickets = [service.submit(number) for number in range(100)]
@@ -218,6 +219,7 @@ def test_a_dropped_item_is_reported_promptly() -> None:
     assert sorted(took)[5] < 0.2, "half a second is how old an epoch becomes elsewhere"
 
 
+@pytest.mark.processes
 def test_an_idle_service_costs_nothing() -> None:
     others = {thread.id for thread in psutil.Process().threads()}  # of earlier tests
     with serving(dt.Stage("double", double, batch_size=8, workers=1)) as service:
@@ -285,6 +287,7 @@ def kills_itself(items: list[int]) -> list[int]:
     return items
 
 
+@pytest.mark.processes
 def test_an_item_that_kills_its_worker_every_time_fails_alone() -> None:
     with serving(dt.Stage("stage", kills_itself, batch_size=4)) as service:
         tickets = [service.submit(number) for number in range(20)]
@@ -294,6 +297,7 @@ def test_an_item_that_kills_its_worker_every_time_fails_alone() -> None:
         ]
 
 
+@pytest.mark.processes
 def test_no_request_is_lost_with_a_killed_worker(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
@@ -358,6 +362,7 @@ def odd_one_out(items: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(20 if LONG else 2))
+@pytest.mark.processes
 def test_every_ticket_has_one_end_whatever_happens(seed: int) -> None:
     dice = Random(seed)
     stages = [dt.Stage("a", odd_one_out, batch_size=3, workers=2), dt.Stage("b", same, fuse=False, workers=1)]
@@ -408,6 +413,7 @@ def test_too_many_requests_wait_or_are_refused(tmp_path: Path) -> None:
         assert [answer(ticket) for ticket in (*tickets[:3], tickets[4])] == [name] * 4
 
 
+@pytest.mark.processes
 def test_a_deadline_fails_the_request_and_disturbs_no_worker(tmp_path: Path) -> None:
     name = str(tmp_path / "there")
     with serving(dt.Stage("wait", dt.each(waits_for_a_file), workers=1), deadline="20s") as service:
@@ -438,6 +444,7 @@ def test_a_cancelled_request_gets_no_result_and_frees_its_slot(tmp_path: Path) -
 # Ends
 
 
+@pytest.mark.processes
 def test_leaving_answers_what_is_pending_and_stops_the_workers() -> None:
     with serve(dt.Pipeline([dt.Stage("slow", slow_batch, batch_size=4)]), cluster=CLUSTER) as service:
         tickets = [service.submit(number) for number in range(100)]
@@ -464,6 +471,7 @@ def test_it_can_be_ended_from_outside(do: str) -> None:
             assert [answer(ticket) for ticket in tickets] == [2 * number for number in range(200)]
 
 
+@pytest.mark.processes
 def test_cancelling_a_service_fails_all_pending_requests() -> None:
     with serving(dt.Stage("slow", dt.each(lambda _: time.sleep(60)))) as service:
         tickets = [service.submit(number) for number in range(50)]
@@ -476,6 +484,7 @@ def test_cancelling_a_service_fails_all_pending_requests() -> None:
         assert service.stats.status == "cancelled"
 
 
+@pytest.mark.processes
 def test_leaving_with_an_error_does_not_wait() -> None:
     service = serve(dt.Pipeline([dt.Stage("slow", dt.each(lambda _: time.sleep(60)))]), cluster=CLUSTER)
     ticket = service.submit(1)
@@ -494,13 +503,13 @@ print(service.submit("answered").result(60), flush=True)
 
 
 def test_a_program_that_ends_takes_its_workers_with_it(tmp_path: Path) -> None:
-    with Script(tmp_path, SCRIPT) as script:
+    with Script(tmp_path, SCRIPT, warm=True) as script:
         assert "answered" in script.finish()
         script.all_gone()
 
 
 def test_a_driver_that_is_killed_takes_its_workers_with_it(tmp_path: Path) -> None:
-    with Script(tmp_path, SCRIPT + "time.sleep(600)\n") as script:
+    with Script(tmp_path, SCRIPT + "time.sleep(600)\n", warm=True) as script:
         script.says("answered")
         script.kill()
         script.all_gone()
@@ -515,7 +524,7 @@ import runpy, sys
 sys.argv = ["06_http.py", "--port", "0"]
 runpy.run_path({str(HTTP)!r}, run_name="__main__")
 """
-    with Script(tmp_path, text) as script:
+    with Script(tmp_path, text, warm=True) as script:
         script.says("Ctrl-C stops it")
         url = script.output.split("serving ")[1].split(",")[0]
         with urllib.request.urlopen(url, b'{"text": "a b c d"}', timeout=PATIENCE_S) as found:
@@ -543,7 +552,7 @@ except KeyboardInterrupt:
 
 
 def test_a_block_that_is_left_by_ctrl_c_is_drained(tmp_path: Path) -> None:
-    with Script(tmp_path, INTERRUPTED) as script:
+    with Script(tmp_path, INTERRUPTED, warm=True) as script:
         assert "[0, 1, 2, 3]" in script.finish()
         script.all_gone()
 
@@ -551,8 +560,9 @@ def test_a_block_that_is_left_by_ctrl_c_is_drained(tmp_path: Path) -> None:
 # Without end
 
 
+@pytest.mark.processes
 def test_nothing_grows_with_the_number_of_requests() -> None:
-    count = 1_000_000 if LONG else 50_000
+    count = 1_000_000 if LONG else 25_000
     with serving(dt.Stage("odd", dt.each(odd_only), fuse=False), dt.Stage("same", same, fuse=False)) as service:
         for _ in service.map(range(count // 5)):
             pass

@@ -259,7 +259,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[d
     importlib.invalidate_caches()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(NAMES[0], marks=pytest.mark.processes), *NAMES[1:]])
 def test_an_example_runs_and_is_measured(
     name: str, example: Callable[[str], tuple[dt.Pipeline, Callable[[], Any]]]
 ) -> None:
@@ -287,6 +287,7 @@ def share_of_a_cpu() -> float:
 
 
 @pytest.mark.long
+@pytest.mark.processes
 def test_what_is_predicted_from_profiles_is_reached(
     example: Callable[[str], tuple[dt.Pipeline, Callable[[], Any]]],
 ) -> None:
