@@ -12,9 +12,11 @@ import lance
 import pyarrow as pa
 
 import dovetail as dt
+from dovetail.engines.local.forkserver_client import BOOTSTRAP_CODE
 from fill_functions import LOG
 from runtime.aids import Script
 from waiting import until
+from warm_process import SINGLE_THREADED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,11 +33,23 @@ import sys, time
 sys.path[:0] = {paths!r}
 import dovetail as dt
 import fill_functions
+from dovetail.engines.local import engine, forkserver_client
+if {threads}:
+    from in_process import InProcessEngine
+    engine.LocalEngine = InProcessEngine
+else:
+    forkserver_client.BOOTSTRAP_CODE = {bootstrap!r}
 table = dt.table({uri!r})
 print("begins", flush=True)
 print(table.{call})
 print("ended", flush=True)
 """
+
+
+WARM_BOOTSTRAP_CODE = "import warnings; warnings.simplefilter('ignore'); import lance; " + BOOTSTRAP_CODE
+"""Of a fork server that has imported Lance, for tests that start many workers: the import takes 0.8 CPU-seconds. It can
+be forked as long as it has one thread (`warm_process.SINGLE_THREADED`), otherwise each worker is a new interpreter.
+Lance warns at each fork."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,10 @@ class Calls:
                 found.append(Call(int(row), int(path.stem), float(began), float(ended)))
         return found
 
+    def count(self) -> int:
+        """Number of computed rows; cheaper than `all`."""
+        return sum(path.read_bytes().count(b"\n") for path in self.folder.glob("*.calls"))
+
     def rows(self) -> Counter[int]:
         return Counter(call.row for call in self.all())
 
@@ -114,11 +132,13 @@ class Calls:
         (self.folder / "go").touch()
 
 
-def driver(folder: Path, uri: str, call: str, calls: Calls) -> Script:
-    """A backfill in a process of its own."""
-    text = JOB.format(paths=[str(HERE)], uri=uri, call=call)
-    environment: dict[str, Any] = {LOG: str(calls.folder), "LANCE_LOG": "error"}
-    return Script(folder, text, **environment)
+def driver(folder: Path, uri: str, call: str, calls: Calls, *, processes: bool = False) -> Script:
+    """A backfill in a process of its own, whose workers are threads of it unless they are to be `processes`."""
+    text = JOB.format(
+        paths=[str(HERE)], uri=uri, call=call, threads=not processes, bootstrap=WARM_BOOTSTRAP_CODE
+    )
+    environment: dict[str, Any] = {LOG: str(calls.folder), "LANCE_LOG": "error", **SINGLE_THREADED}
+    return Script(folder, text, warm=True, **environment)
 
 
 def left_over(uri: str) -> list[str]:

@@ -24,6 +24,8 @@ LOG = "FILL_LOG"
 BAD = 777
 """The row that fails, or kills."""
 THREE = (10, 60, 61)
+DEADLY = (300, 777, 2500)
+HANGS = (150, 777)
 
 
 def record_row(row: int, began: float | None = None) -> None:
@@ -129,10 +131,14 @@ def all_none(id: int) -> int | None:
 
 
 @dt.udf
-def segfaults(id: int) -> int:
-    record_row(id)
-    if id == BAD:
+def deadly(id: int) -> int:
+    """Ends its process at three rows, each time in another way."""
+    if id == DEADLY[0]:
         ctypes.string_at(0)
+    if id == DEADLY[1]:
+        os._exit(3)
+    if id == DEADLY[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
     return 2 * id
 
 
@@ -140,13 +146,6 @@ def segfaults(id: int) -> int:
 def leaves(id: int) -> int:
     if id == BAD:
         os._exit(3)
-    return 2 * id
-
-
-@dt.udf
-def kills_itself(id: int) -> int:
-    if id == BAD:
-        os.kill(os.getpid(), signal.SIGKILL)
     return 2 * id
 
 
@@ -290,18 +289,13 @@ def flaky(id: int) -> int:
 
 
 @dt.udf
-def sleeps_too_long(id: int) -> int:
-    if id == BAD:
+def hangs(id: int) -> int:
+    """Never returns for two rows; the second one also ignores the exception that is to end it."""
+    if id == HANGS[0]:
         time.sleep(1000)
-    return 2 * id
-
-
-@dt.udf
-def does_not_come_back(id: int) -> int:
-    if id == BAD:
-        while True:
-            try:
-                time.sleep(1000)
-            except TimeoutError:
-                continue
+    while id == HANGS[1]:
+        try:
+            time.sleep(1000)
+        except TimeoutError:
+            continue
     return 2 * id

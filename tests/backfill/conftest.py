@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backfill_aids import Bucket, Calls
+from backfill_aids import WARM_BOOTSTRAP_CODE, Bucket, Calls
 from fill_functions import LOG
 from staged_backfill import WORKERS
+from warm_process import SINGLE_THREADED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +55,15 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     folder.mkdir()
     monkeypatch.setenv(LOG, str(folder))
     return Calls(folder)
+
+
+@pytest.fixture(autouse=True)
+def _worker_processes_start_warm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork server of tests with the mark `processes` has imported Lance: they kill many workers."""
+    if request.node.get_closest_marker("processes") is not None:
+        monkeypatch.setattr("dovetail.engines.local.forkserver_client.BOOTSTRAP_CODE", WARM_BOOTSTRAP_CODE)
+        for name, value in SINGLE_THREADED.items():
+            monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from functools import partial
@@ -17,6 +15,8 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 lance = pytest.importorskip("lance")
 
+from click.testing import CliRunner  # noqa: E402
+
 import dovetail as dt  # noqa: E402
 import fill_functions as fns  # noqa: E402
 from backfill_aids import (  # noqa: E402
@@ -25,6 +25,7 @@ from backfill_aids import (  # noqa: E402
     OTHER,
     Calls,
     by_id,
+    children,
     column,
     compact,
     driver,
@@ -34,6 +35,7 @@ from backfill_aids import (  # noqa: E402
     rows_from,
     twice,
 )
+from dovetail.cli import command_line  # noqa: E402
 from dovetail.errors import InfeasibleError, RunError  # noqa: E402
 from waiting import until  # noqa: E402
 
@@ -96,15 +98,15 @@ def _killed(
     dice = Random(seed)
     visible = 0
     for _ in range(kills):
-        enough = len(calls.all()) + dice.randrange(1, per_kill)
-        with driver(tmp_path, uri, call, calls) as running:
+        enough = calls.count() + dice.randrange(1, per_kill)
+        with driver(tmp_path, uri, call, calls, processes=True) as running:
             until(partial(_so_many, calls, enough, running), "some rows are computed")
             running.kill()
             running.ended()
             _nobody_is_running(uri)
             visible = _fragments_are_whole(uri, each, visible)
             running.all_gone()
-    with driver(tmp_path, uri, call, calls) as running:
+    with driver(tmp_path, uri, call, calls, processes=True) as running:
         running.finish()
     assert column(uri, "n") == [2 * row for row in range(rows)]
     assert history(uri).count("lost") <= kills
@@ -115,14 +117,12 @@ def _killed(
 
 
 def _so_many(calls: Calls, rows: int, running: Script) -> bool:
-    return len(calls.all()) >= rows or running.process.poll() is not None
+    return calls.count() >= rows or running.process.poll() is not None
 
 
 def _nobody_is_running(uri: str) -> None:
     assert "running" not in history(uri)
-    told = subprocess.run(
-        [sys.executable, "-m", "dovetail", "ls", "--json"], capture_output=True, text=True, check=True, env=os.environ
-    )
+    told = CliRunner().invoke(command_line, ["ls", "--json"], catch_exceptions=False)
     assert [run["status"] for run in json.loads(told.stdout) if run["status"] == "running"] == []
 
 
@@ -153,7 +153,7 @@ def _little_was_computed_twice(calls: Calls) -> None:
 
 @pytest.mark.usefixtures("own_home")
 def test_a_killed_driver_resumes_where_it_was(tmp_path: Path, calls: Calls) -> None:
-    _killed(tmp_path, calls, rows=6_000, each=500, kills=3, workers=4, seed=9, per_kill=1800)
+    _killed(tmp_path, calls, rows=3_000, each=500, kills=2, workers=2, seed=9, per_kill=1200)
 
 
 @pytest.mark.long
@@ -172,8 +172,9 @@ def test_large_fragments_are_resumed(tmp_path: Path, calls: Calls) -> None:
 @pytest.mark.long
 def test_a_killed_worker_loses_at_most_two_seconds(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 3000, 3000)
-    with driver(tmp_path, uri, f'backfill("n", fill_functions.slow, cluster="{CLUSTER}")', calls) as running:
-        until(lambda: len(calls.all()) > 500, "some rows are computed")
+    call = f'backfill("n", fill_functions.slow, cluster="{CLUSTER}")'
+    with driver(tmp_path, uri, call, calls, processes=True) as running:
+        until(lambda: calls.count() > 500, "some rows are computed")
         victim = calls.all()[-1].pid
         os.kill(victim, 9)
         running.finish()
@@ -256,22 +257,38 @@ def test_none_is_a_value_and_is_not_computed_again(tmp_path: Path, calls: Calls)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["segfaults", "leaves", "kills_itself", "arrays_that_die"])
-def test_a_row_that_kills_its_worker_is_isolated(name: str, tmp_path: Path) -> None:
+def test_rows_that_kill_their_worker_are_isolated_and_no_process_is_left(tmp_path: Path) -> None:
+    before = children()
     uri = made(tmp_path, 3000, 1500)
-    filled = dt.table(uri).backfill("n", getattr(fns, name), cluster=CLUSTER, on_error="skip")
+    filled = dt.table(uri).backfill("n", fns.deadly, cluster=CLUSTER, on_error="skip")
+    assert filled.errors == len(fns.DEADLY)
+    assert by_id(uri, "n") == twice(range(3000), fns.DEADLY)
+    errors = dt.table(uri).errors("n")
+    assert [(1500 * error.fragment + error.offset, error.error) for error in errors] == [
+        (row, "WorkerDied") for row in fns.DEADLY
+    ]
+    assert not left_over(uri)
+    until(lambda: not children() - before, "all workers are gone")
+
+
+@pytest.mark.processes
+def test_a_row_that_kills_the_worker_of_a_function_of_arrays_is_isolated(tmp_path: Path) -> None:
+    uri = made(tmp_path, 1000, 1000)
+    filled = dt.table(uri).backfill("n", fns.arrays_that_die, cluster=HALF, on_error="skip")
     assert filled.errors == 1
-    assert by_id(uri, "n") == twice(range(3000), [fns.BAD])
+    assert by_id(uri, "n") == twice(range(1000), [fns.BAD])
     (error,) = dt.table(uri).errors("n")
     assert (error.row, error.error) == (fns.BAD, "WorkerDied")
     assert not left_over(uri)
 
 
 @pytest.mark.processes
-def test_a_row_that_kills_its_worker_stops_the_backfill_with_its_address(tmp_path: Path) -> None:
-    uri = made(tmp_path, 3000, 1500)
+def test_a_row_that_kills_its_worker_stops_the_backfill_with_its_address_and_no_process_is_left(tmp_path: Path) -> None:
+    before = children()
+    uri = made(tmp_path, 2000, 1000)
     with pytest.raises(RunError, match=f"offset {fns.BAD}.: WorkerDied"):
         dt.table(uri).backfill("n", fns.leaves, cluster=CLUSTER)
+    until(lambda: not children() - before, "all workers are gone")
 
 
 @pytest.mark.processes
@@ -302,21 +319,21 @@ def test_appends_deletes_and_another_column_during_a_backfill_have_no_effect(tmp
     call = f'backfill("n", fill_functions.held, cluster="{HALF}", commit_every=0)'
     with driver(tmp_path, uri, call, calls) as running:
         until(calls.is_held, "it is in the middle")
-        lance.write_dataset(rows_from(4000, 14_000), uri, mode="append", max_rows_per_file=5000)
+        lance.write_dataset(rows_from(4000, 6000), uri, mode="append", max_rows_per_file=1000)
         lance.dataset(uri).delete("id >= 1800 AND id < 2300")
         filled = dt.table(uri).backfill("other", fns.tripled, cluster=OTHER)
-        assert filled.rows == 13_500
+        assert filled.rows == 5500
         calls.go()
         running.finish()
-    there = [row for row in range(14_000) if not 1800 <= row < 2300]
+    there = [row for row in range(6000) if not 1800 <= row < 2300]
     assert by_id(uri, "other") == {row: 3 * row for row in there}
     values = by_id(uri, "n")
     assert {row: value for row, value in values.items() if row < 4000} == twice(row for row in there if row < 4000)
-    assert all(values[row] is None for row in range(4000, 14_000))
+    assert all(values[row] is None for row in range(4000, 6000))
     calls.forget()
-    assert dt.table(uri).backfill("n", cluster=HALF).rows == 10_000
+    assert dt.table(uri).backfill("n", cluster=HALF).rows == 2000
     assert by_id(uri, "n") == twice(there)
-    assert calls.rows() == dict.fromkeys(range(4000, 14_000), 1)
+    assert calls.rows() == dict.fromkeys(range(4000, 6000), 1)
 
 
 def test_a_compaction_in_the_middle_is_computed_again(tmp_path: Path, calls: Calls) -> None:
@@ -346,7 +363,6 @@ def test_an_update_in_the_middle_gives_the_new_values(tmp_path: Path, calls: Cal
     assert by_id(uri, "n") == twice(there)
 
 
-@pytest.mark.processes
 def test_a_second_backfill_waits_or_is_refused_with_the_name_of_the_owner(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 4000, 1000)
     table = dt.table(uri)

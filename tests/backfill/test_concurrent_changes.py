@@ -207,7 +207,6 @@ def test_a_backfill_whose_commits_fail_ends_soon(tmp_path: Path, calls: Calls) -
     assert len(calls.all()) < 4000
 
 
-@pytest.mark.processes
 def test_renamed_columns_are_changed_input(tmp_path: Path) -> None:
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(pa.table({"id": range(20), "a": range(20), "b": range(100, 120)}), uri)

@@ -47,7 +47,6 @@ def test_rows_of_a_condition_can_be_recomputed_repeatedly(tmp_path: Path, calls:
     assert by_id(uri, "n") == twice(range(400), range(50, 400))
 
 
-@pytest.mark.processes
 def test_a_recomputation_of_some_rows_leaves_other_fragments_done(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 400, 100)
     table = dt.table(uri)
@@ -69,8 +68,8 @@ def test_an_interrupted_recomputation_is_resumed(tmp_path: Path, calls: Calls) -
     table.backfill("n", fns.slow, cluster="4cpu, 4GB")
     calls.forget()
     call = f'backfill("n", fill_functions.slow, cluster="{HALF}", recompute=True)'
-    with driver(tmp_path, uri, call, calls) as running:
-        until(lambda: len(calls.all()) >= 200, "rows are computed")
+    with driver(tmp_path, uri, call, calls, processes=True) as running:
+        until(lambda: calls.count() >= 200, "rows are computed")
         running.kill(signal.SIGINT)
         assert "n: drained" in running.finish()
     table.backfill("n", fns.slow, cluster="4cpu, 4GB", recompute=True)

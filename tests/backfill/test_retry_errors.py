@@ -78,7 +78,6 @@ def test_a_retry_that_fails_keeps_the_list(tmp_path: Path) -> None:
     assert by_id(uri, "n") == twice(range(1000), [fns.BAD])
 
 
-@pytest.mark.processes
 def test_rows_of_a_fragment_whose_input_changed_are_not_retried_in_place(tmp_path: Path) -> None:
     (tmp_path / "bad").touch()
     table = dt.table(made(tmp_path, 9, 9))
@@ -97,7 +96,6 @@ def test_rows_of_a_fragment_whose_input_changed_are_not_retried_in_place(tmp_pat
     assert by_id(table.uri, "n") == {row: 3 * row + 1 for row in range(9)}
 
 
-@pytest.mark.processes
 def test_a_retry_that_waited_keeps_what_another_process_filled(failed: dt.Table, tmp_path: Path) -> None:
     with beside(tmp_path, failed, "n", gated(tmp_path, 0, 7)), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(failed.retry_errors, "n", brittle(tmp_path), cluster=OTHER)
@@ -158,7 +156,6 @@ def test_after_a_retry_with_a_function_that_was_set_before_all_rows_count_as_don
     assert by_id(failed.uri, "n") == twice(range(20))
 
 
-@pytest.mark.processes
 def test_rows_of_unfinished_fragments_are_not_retried(tmp_path: Path) -> None:
     uri = made(tmp_path, 200, 200)
     staged = Staged(uri, fns.every_tenth_fails, on_error="skip")
@@ -207,7 +204,6 @@ def test_a_retry_after_a_compaction_notes_what_to_do(tmp_path: Path) -> None:
     assert by_id(uri, "n") == twice(range(40))
 
 
-@pytest.mark.processes
 def test_a_corrected_function_that_reads_more_columns_is_another_version(tmp_path: Path) -> None:
     """Else it would not be noticed that what it reads more has changed."""
     uri = made(tmp_path, 20, 10)
