@@ -134,9 +134,7 @@ class Calls:
 
 def driver(folder: Path, uri: str, call: str, calls: Calls, *, processes: bool = False) -> Script:
     """A backfill in a process of its own, whose workers are threads of it unless they are to be `processes`."""
-    text = JOB.format(
-        paths=[str(HERE)], uri=uri, call=call, threads=not processes, bootstrap=WARM_BOOTSTRAP_CODE
-    )
+    text = JOB.format(paths=[str(HERE)], uri=uri, call=call, threads=not processes, bootstrap=WARM_BOOTSTRAP_CODE)
     environment: dict[str, Any] = {LOG: str(calls.folder), "LANCE_LOG": "error", **SINGLE_THREADED}
     return Script(folder, text, warm=True, **environment)
 
