@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
+from command import run_command
 from dovetail.observe.history import RunHistory
 from dovetail.observe.stage_counts import count_stages
 from dovetail.recipes.operator_tables import run_table
@@ -65,8 +64,7 @@ def test_rows_from_stdin_are_not_lost_to_a_probe(tmp_path: Path) -> None:
     process = "[{text_length_filter: {min_len: 1}}, document_deduplicator, {words_num_filter: {min_num: 1}}]"
     path = write(tmp_path, f"export_path: out.jsonl\nprocess: {process}\n")
     lines = "".join(json.dumps(row) + "\n" for row in some_rows(500))
-    command = [sys.executable, "-m", "dovetail", "run", str(path), "--source", "-"]
-    ran = subprocess.run(command, input=lines, capture_output=True, text=True, check=False, cwd=tmp_path)
+    ran = run_command("run", str(path), "--source", "-", stdin=lines, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert [row["n"] for row in read_rows(tmp_path / "out.jsonl")] == list(range(500))
 
