@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dovetail.scheduling.replan.snapshot import ReplanRules, Snapshot, UnitSnapshot
 
 MAX_UNCERTAIN_GROWTH_FACTOR = 2
-REPLAN_SCORE_LEVELS = 17
-"""Near zero, one level is 0.24 GPUs: smaller differences are packed. With 100 levels, runs that come and go on one
+REPLAN_SCORE_LEVELS = 9
+"""Near zero, one level is 0.44 GPUs: smaller differences are packed. With 100 levels, runs that come and go on one
 cluster allocate less than by packing alone (docs/decisions/002). Odd, so that no change is in the middle of a level."""
 WORKLOAD_SCALE = 100
 """Expected workers of the unit that needs the most of them; only proportions matter."""
