@@ -78,16 +78,18 @@ def margin(small: int, large: int, low: list[float], high: list[float]) -> dict[
     return {"us": 1e6 * per_item, "small_cpu_s": low, "large_cpu_s": high, "items": [small, large]}
 
 
-def start_up(engine: str, repeat: int) -> dict[str, float]:
+def start_up(engine: str, repeat: int, compiled: Path | None = None) -> dict[str, float]:
     """CPU of new interpreters, with compiled modules, like those of an installed package, and without."""
     with tempfile.TemporaryDirectory() as folder:
-        found = _start_up(engine, repeat, with_bytecode(folder))
+        environment = with_bytecode(compiled or folder)
+        if compiled is None:
+            hello(engine, environment)  # compiles the modules
+        found = _start_up(engine, repeat, environment)
     uncompiled = _start_up(engine, repeat, without_bytecode())
     return found | {f"uncompiled_{name}": value for name, value in uncompiled.items()}
 
 
 def _start_up(engine: str, repeat: int, environment: dict[str, str]) -> dict[str, float]:
-    hello(engine, environment)  # compiles the modules
     first = min(hello(engine, environment) for _ in range(repeat))
     bare = min(run_process(["-c", "import dovetail; print(0)"], environment).cpu_s for _ in range(repeat))
     return {"hello_cpu_s": first, "import_cpu_s": bare, "hello_extra_cpu_s": first - bare}
@@ -159,6 +161,7 @@ def main() -> None:
     arguments.add_argument("--repeat", type=int, default=5, help="runs of each size")
     arguments.add_argument("--peers", action="store_true", help="also measure Ray, cosmos-xenna and Ray Data")
     arguments.add_argument("--kinds", default=",".join(KINDS), help="some of these kinds, on this machine")
+    report.add_compiled(arguments)
     arguments.add_argument("--one", choices=KINDS, help="one kind, in this process, as JSON (internal)")
     asked = arguments.parse_args()
     small, large = map(int, asked.items.split(","))
@@ -178,7 +181,7 @@ def main() -> None:
     medians = [[kind, *(statistics.median(_listed(run[key])) for key in keys)] for kind, run in runs.items()]
     report.table(["three stages", "us per item", f"CPU-s of {small}", f"of {large}"], medians)
     result = {f"{kind}_us": run["us"] for kind, run in runs.items()}
-    result |= start_up(asked.engine, asked.repeat)
+    result |= start_up(asked.engine, asked.repeat, asked.compiled)
     keys = ["hello_cpu_s", "import_cpu_s", "hello_extra_cpu_s"]
     rows = [
         [name, *(result[prefix + key] for key in keys)]

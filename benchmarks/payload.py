@@ -125,11 +125,11 @@ def _feed(go: Connection, made: Iterator[Any]) -> None:
     go.send(None)
 
 
-def compare(count: int, mb: float, rounds: int) -> dict[str, Any]:
+def compare(count: int, mb: float, rounds: int, kinds: list[str]) -> dict[str, Any]:
     """Dovetail and pipes in turn."""
     through_dovetail("read_only", 3, mb)
     found: dict[str, Any] = {}
-    for kind in KINDS:
+    for kind in kinds:
         both = [
             (_timed(through_dovetail, kind, count, mb), _timed(through_pipes, kind, count, mb)) for _ in range(rounds)
         ]
@@ -181,15 +181,16 @@ def main() -> None:
     arguments.add_argument("--compared", type=int, default=100, help="arrays per round of the comparison")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--mb", type=float, default=MB, help="MB per array")
+    arguments.add_argument("--kinds", default=",".join(KINDS), help="comma-separated; new is always measured")
     asked = arguments.parse_args()
-    kinds = compare(asked.compared, asked.mb, asked.rounds)
+    kinds = compare(asked.compared, asked.mb, asked.rounds, list(dict.fromkeys(("new", *asked.kinds.split(",")))))
     keys = ["gb_per_s", "pipe_gb_per_s", "ratio", "cpu_ms", "pipe_cpu_ms"]
     header = ["functions", "GB/s", "by pipes", "ratio", "CPU ms per array", "by pipes"]
     report.table(header, [[kind, *(kinds[kind][key] for key in keys)] for kind in kinds])
     watched = watch(asked.arrays, asked.mb)
     report.table(list(watched), [list(watched.values())])
     result = {key: kinds["new"][key] for key in keys}
-    for kind in ("in_place", "read_only", "bytes"):
+    for kind in kinds.keys() - {"new"}:
         result |= {f"{kind}_{key}": kinds[kind][key] for key in keys}
     report.write(asked.json, result | watched | {"kinds": kinds})
 

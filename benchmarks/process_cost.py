@@ -16,6 +16,7 @@ from tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 SAMPLE_S = 0.1
 TIMEOUT_S = 3600
@@ -79,10 +80,10 @@ def take_turns(
     return costs
 
 
-def with_bytecode(folder: str) -> dict[str, str]:
+def with_bytecode(folder: str | Path) -> dict[str, str]:
     """An environment in which modules are compiled once, like those of an installed package."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"PYTHONPYCACHEPREFIX": folder}
+    return kept | {"PYTHONPYCACHEPREFIX": str(folder)}
 
 
 def as_installed() -> dict[str, str]:

@@ -23,6 +23,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return arguments
 
 
+def add_compiled(arguments: argparse.ArgumentParser) -> None:
+    text = "keep compiled modules in this folder, and skip the runs that compile them"
+    arguments.add_argument("--compiled", type=Path, metavar="DIR", help=text)
+
+
 def corpus(data: Path, rows: int, folder: str) -> str:
     """Generate a JSONL file with this number of rows, by the generator beside the other data."""
     made = f"{folder}/rows.jsonl"

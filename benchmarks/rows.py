@@ -109,9 +109,12 @@ def measure(kind: str, rows: int, folder: Path, environment: dict[str, str], *, 
     return cost
 
 
-def figures(kind: str, rows: int, repeat: int, folder: Path, environment: dict[str, str]) -> dict[str, float]:
+def figures(
+    kind: str, rows: int, repeat: int, folder: Path, environment: dict[str, str], *, warm_up: bool
+) -> dict[str, float]:
     small = min(SMALL_ROWS, rows)
-    measure(kind, FEW_ROWS, folder, environment)  # compiles the modules
+    if warm_up:
+        measure(kind, FEW_ROWS, folder, environment)  # compiles the modules
     pairs = [
         (measure(kind, FEW_ROWS, folder, environment).cpu_s, measure(kind, small, folder, environment).cpu_s)
         for _ in range(repeat)
@@ -138,6 +141,7 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=10_000_000)
     arguments.add_argument("--repeat", type=int, default=9, help="number of small runs")
     arguments.add_argument("--kinds", default=",".join(KINDS), help="file, range or both")
+    report.add_compiled(arguments)
     arguments.add_argument("--one", choices=KINDS, help="one run, in this process (internal)")
     arguments.add_argument("--source", default="", help="source of that run")
     arguments.add_argument("--sink", default="", help="sink of that run")
@@ -146,9 +150,12 @@ def main() -> None:
         print(json.dumps(one(asked.one, asked.rows, asked.source, asked.sink)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        environment = with_bytecode(f"{folder}/compiled") | {"DOVETAIL_HOME": f"{folder}/home"}
+        environment = with_bytecode(asked.compiled or f"{folder}/compiled") | {"DOVETAIL_HOME": f"{folder}/home"}
         kinds = asked.kinds.split(",")
-        found = {kind: figures(kind, asked.rows, asked.repeat, Path(folder), environment) for kind in kinds}
+        found = {
+            kind: figures(kind, asked.rows, asked.repeat, Path(folder), environment, warm_up=asked.compiled is None)
+            for kind in kinds
+        }
     keys = list(found[kinds[0]])
     report.table([f"{asked.rows} rows", *keys], [[kind, *(found[kind][key] for key in keys)] for kind in kinds])
     result: dict[str, Any] = {"rows": asked.rows, **found[kinds[0]]}

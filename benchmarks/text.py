@@ -39,10 +39,12 @@ PEER = ["ray[data]==2.60.0", "cosmos-xenna==0.3.0", "tqdm"]
 COST_KEYS = ("cpu_s", "wall_s")
 
 
-def measure(source: str, folder: str, engine: str, repeat: int, kinds: Sequence[str]) -> dict[str, list[Cost]]:
+def measure(
+    source: str, folder: str, engine: str, repeat: int, kinds: Sequence[str], compiled: Path | None = None
+) -> dict[str, list[Cost]]:
     """On Ray there is no warm-up round: its modules, and those of its peer, are compiled already."""
-    compiled = as_installed() if engine == "ray" else with_bytecode(f"{folder}/compiled")
-    environment = compiled | {"DOVETAIL_HOME": f"{folder}/home"}
+    environment = as_installed() if engine == "ray" else with_bytecode(compiled or f"{folder}/compiled")
+    environment |= {"DOVETAIL_HOME": f"{folder}/home"}
 
     def run(kind: str) -> Cost:
         sink = Path(folder, f"{kind}.jsonl")
@@ -51,7 +53,7 @@ def measure(source: str, folder: str, engine: str, repeat: int, kinds: Sequence[
         cost = run_process([str(RUN), kind, engine, source, str(sink)], environment, orphans=on_ray)
         return split_second_run(cost) if on_ray else cost
 
-    return take_turns(kinds, repeat, run, warm_up=engine != "ray")
+    return take_turns(kinds, repeat, run, warm_up=engine != "ray" and compiled is None)
 
 
 def split_second_run(cost: Cost) -> Cost:
@@ -148,12 +150,13 @@ def main() -> None:
     arguments.add_argument("--repeat", type=int, default=3, help="runs of each kind")
     arguments.add_argument("--peers", action="store_true", help="also measure Ray Data")
     arguments.add_argument("--kinds", default=",".join(PREFIXES), help="comma-separated; at least plain and fused")
+    report.add_compiled(arguments)
     arguments.add_argument("--source", type=Path, help="a JSONL file with 'text' instead of the generated corpus")
     asked = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         source = str(asked.source) if asked.source else report.corpus(asked.data, asked.rows, folder)
         kinds = asked.kinds.split(",")
-        result = figures(measure(source, folder, asked.engine, asked.repeat, kinds))
+        result = figures(measure(source, folder, asked.engine, asked.repeat, kinds, asked.compiled))
         compare(folder, result["kept"], 0 if asked.source else asked.rows, kinds)
         if asked.peers:
             result |= peers(source, result["kept"])

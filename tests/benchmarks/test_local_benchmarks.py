@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_overhead_per_item_and_until_the_first_result(tmp_path: Path) -> None:
+def test_overhead_per_item_and_until_the_first_result(tmp_path: Path, compiled: Path) -> None:
     kinds = ("unfused", "fused", "each_unfused", "each_fused") if LONG else ("unfused", "each_fused")
-    sizes = ("--items", "1000,21000", "--repeat", "1", "--kinds", ",".join(kinds))
+    sizes = ("--items", "1000,21000", "--repeat", "1", "--kinds", ",".join(kinds), "--compiled", str(compiled))
     found = run_benchmark("overhead", tmp_path, "--engine", "local", *sizes)
     for kind in kinds:
         assert found[f"{kind}_us"] < 100, kind
@@ -24,7 +24,10 @@ def test_overhead_per_item_and_until_the_first_result(tmp_path: Path) -> None:
 
 
 def test_payloads_arrive_complete_and_leave_no_descriptors_open(tmp_path: Path) -> None:
-    found = run_benchmark("payload", tmp_path, "--arrays", "6", "--compared", "4", "--rounds", "1", "--mb", "1")
+    sizes = ("--arrays", "6", "--compared", "4", "--rounds", "1", "--mb", "1")
+    kinds = ("new", "in_place", "read_only", "bytes") if LONG else ("new", "in_place")
+    found = run_benchmark("payload", tmp_path, *sizes, "--kinds", ",".join(kinds))
+    assert set(found["kinds"]) == set(kinds)
     for key in ("gb_per_s", "pipe_gb_per_s", "in_place_gb_per_s", "peak_mb", "ratio", "in_place_ratio"):
         assert found[key] > 0, key
     assert found["descriptors_before"] == found["descriptors_after"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.benchmark_runs import run_benchmark
+from benchmarks.benchmark_runs import run_benchmark_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,8 +40,10 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_policy_is_measured_and_fragmentation_is_no_worse_than_random(data: Path, tmp_path: Path) -> None:
-    results = run_benchmark("placement", tmp_path, "--data", str(data), "--seeds", "2")["results"]
+def test_every_policy_is_measured_and_fragmentation_is_no_worse_than_random(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = run_benchmark_here("placement", tmp_path, monkeypatch, "--data", str(data), "--seeds", "2")["results"]
     assert set(results) == set(POLICIES)
     for measured in results.values():
         assert {"alloc_100", "alloc_130", "cpu_s"} <= set(measured)
@@ -49,15 +51,17 @@ def test_every_policy_is_measured_and_fragmentation_is_no_worse_than_random(data
     assert results["fgd"]["alloc_130"] >= results["random"]["alloc_130"]
 
 
-def test_placement_by_fragmentation_leaves_less_fragmentation_than_best_fit(tmp_path: Path) -> None:
-    results = run_benchmark("come_and_go", tmp_path, "--events", "120", "--seeds", "2")["results"]
+def test_placement_by_fragmentation_leaves_less_fragmentation_than_best_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = run_benchmark_here("come_and_go", tmp_path, monkeypatch, "--events", "120", "--seeds", "2")["results"]
     assert set(results) == {"fgd", "packing_order", "best_fit"}
     assert all(0 < measured["allocated"] <= 1 for measured in results.values())
     assert results["fgd"]["fragmentation"] < results["best_fit"]["fragmentation"]
 
 
-def test_placing_workers_one_by_one_fills_all_gpus(tmp_path: Path) -> None:
-    rows = run_benchmark("placement_scale", tmp_path, "--nodes", "4,16")["rows"]
+def test_placing_workers_one_by_one_fills_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = run_benchmark_here("placement_scale", tmp_path, monkeypatch, "--nodes", "4,16")["rows"]
     assert [row["nodes"] for row in rows] == [4, 16]
     assert rows[0]["workers"] * 3.9 < rows[1]["workers"]
     assert all(row["cpu_s"] > 0 for row in rows)

@@ -41,10 +41,11 @@ def documents(count: int) -> Iterator[dict[str, Any]]:
         yield {"id": number, "text": kinds[number % len(kinds)], "meta": {"from": "généré"}}
 
 
-def test_the_output_of_text_is_compared_with_that_of_a_plain_loop(tmp_path: Path) -> None:
+def test_the_output_of_text_is_compared_with_that_of_a_plain_loop(tmp_path: Path, compiled: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in documents(500)), encoding="utf-8")
-    found = run_benchmark("text", tmp_path, "--engine", "local", "--source", str(source), "--repeat", "1")
+    sizes = ("--source", str(source), "--repeat", "1", "--compiled", str(compiled))
+    found = run_benchmark("text", tmp_path, "--engine", "local", *sizes)
     assert found["kept"] == 350
     for kind in ("", "unfused_", "plain_"):
         for key in ("cpu_s", "wall_s"):
@@ -68,9 +69,10 @@ def test_the_bars_for_text_hold(tmp_path: Path) -> None:
     assert found["driver_share"] <= 0.1
 
 
-def test_rows_per_cpu_second_and_peak_memory_are_measured(tmp_path: Path) -> None:
+def test_rows_per_cpu_second_and_peak_memory_are_measured(tmp_path: Path, compiled: Path) -> None:
     kinds = {"file": "", "range": "range_"} if LONG else {"file": ""}
-    found = run_benchmark("rows", tmp_path, "--rows", "20000", "--repeat", "1", "--kinds", ",".join(kinds))
+    sizes = ("--rows", "20000", "--repeat", "1", "--kinds", ",".join(kinds), "--compiled", str(compiled))
+    found = run_benchmark("rows", tmp_path, *sizes)
     assert found["rows"] == 20000
     for prefix in kinds.values():
         assert found[f"{prefix}peak_mb"] > 5

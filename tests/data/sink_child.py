@@ -1,6 +1,6 @@
-"""A process that finishes a sink and dies in the midst of it: `python sink_child.py FOLDER KIND POINT`.
+"""A script that finishes a sink and dies in the midst of it, at the point that SINK_POINT sets.
 
-POINT is the number of the function call at which it ends, without a word; 0 counts them, and prints how many there are.
+SINK_POINT is the number of the function call at which it ends, without a word; 0 counts them, and prints the number.
 """
 
 from __future__ import annotations
@@ -41,4 +41,4 @@ def main(folder: Path, kind: str, point: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(os.environ["SINK_FOLDER"]), os.environ["SINK_KIND"], int(os.environ["SINK_POINT"]))

@@ -8,8 +8,6 @@ import os
 import pickle
 import random
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ import pytest
 from data.sink_aids import as_csv, logged, opened, rows_of, writers, written
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.sinks import open_sink, sink
+from runtime.aids import Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,10 +30,13 @@ ROWS = [{"id": at, "text": f"row {at} " * 20} for at in range(300)]
 # --- killed in the midst of the end
 
 
-def child(folder: Path, kind: str, point: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, CHILD, folder, kind, str(point)], capture_output=True, text=True, check=False
-    )
+def child(folder: Path, kind: str, point: int) -> tuple[int, str]:
+    """Exit code and output of a process that finishes the sink."""
+    text = CHILD.read_text()
+    with Script(
+        folder.parent, text, warm=True, SINK_FOLDER=str(folder), SINK_KIND=kind, SINK_POINT=str(point)
+    ) as script:
+        return script.ended(), script.output
 
 
 def killed_at_any_moment(kind: str, settings: dict[str, Any], folder: Path, times: int) -> None:
@@ -48,23 +50,23 @@ def killed_at_any_moment(kind: str, settings: dict[str, Any], folder: Path, time
     (folder / "told.json").write_text(json.dumps(told))
     complete = OLD + ROWS if settings.get("exists") == "append" else ROWS
     shutil.copytree(folder, folder.with_name("counted"))
-    counted = child(folder.with_name("counted"), kind, 0)
-    assert counted.returncode == 0, counted.stderr
-    total = int(counted.stdout)
+    code, said = child(folder.with_name("counted"), kind, 0)
+    assert code == 0, said
+    total = int(said)
     chance = random.Random(5)
     seen = set()
     # most of the calls come before the renaming: half of the kills are among the last ones
     points = [chance.randrange(1, total) for _ in range(times // 2)]
     points += [chance.randrange(total - 60, total) for _ in range(times - times // 2)]
     for point in points:
-        ended = child(folder, kind, point)
+        code, said = child(folder, kind, point)
         # once a version of a dataset is there, there is less to do than was counted
-        assert ended.returncode == 9 or (kind == "lance" and ended.returncode == 0), ended.stderr
+        assert code == 9 or (kind == "lance" and code == 0), said
         found = rows_of(path)
         assert found in (OLD, complete)
         seen.add(len(found))
         assert target.which_exist(pieces) == [True] * len(pieces)
-    assert child(folder, kind, 0).returncode == 0
+    assert child(folder, kind, 0)[0] == 0
     assert rows_of(path) == complete
     assert len(complete) in seen or times < 5
     target.discard()
@@ -157,17 +159,16 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     """Without a right to mount: a limit on the size of files."""
     target = opened(tmp_path / "x.jsonl", "r1")
     code = (
-        "import pickle, resource, sys\n"
-        "writer = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "import os, pickle, resource\n"
+        "writer = pickle.loads(bytes.fromhex(os.environ['WRITER']))\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "writer.begin('w0')\n"
         "try:\n"
         "    for at in range(100): writer.write([at], [{'t': 'x' * 1989}])\n"
         "except Exception as error: print(type(error).__name__, error.code, at)\n"
     )
-    given = [sys.executable, "-c", code, pickle.dumps(target.writer()).hex()]
-    shown = subprocess.run(given, check=True, capture_output=True, text=True)
-    assert shown.stdout == "SourceSinkError DT353 25\n"
+    with Script(tmp_path, code, warm=True, WRITER=pickle.dumps(target.writer()).hex()) as script:
+        assert script.finish() == "SourceSinkError DT353 25\n"
     assert (target.parts / "w0").stat().st_size == 25 * 1999
 
 
