@@ -25,9 +25,10 @@ from waiting import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+TESTS = Path(__file__).parent
 INSTALLED = tuple(
     f"{folder}{os.sep}"
-    for folder in (sys.prefix, sys.base_prefix, Path(__file__).parents[1], Path(dovetail.__file__).parents[1])
+    for folder in (sys.prefix, sys.base_prefix, TESTS, TESTS.parent / "benchmarks", Path(dovetail.__file__).parents[1])
 )
 """Folders of modules that stay loaded; all others belong to a test."""
 
