@@ -3,8 +3,8 @@ script.
 
 The process is a real one: it has its own pid, session, memory and exit code, and a signal can kill it at any moment. It
 differs from a new interpreter in three ways: `PRELOADED` and the public names of Dovetail are imported already,
-variables that the interpreter reads at its start (PYTHONPATH, PYTHONWARNINGS, PYTHONHASHSEED) have no effect, and
-/proc/PID/environ is that of the template. Tests of imports, environment variables or the command line of a process
+variables that the interpreter reads at its start have no effect (PYTHONWARNINGS, PYTHONHASHSEED; PYTHONPATH has),
+and /proc/PID/environ is that of the template. Tests of imports, environment variables or the command line of a process
 start an interpreter instead.
 
 The template has a single thread, otherwise it refuses to fork.
@@ -105,6 +105,7 @@ class Template:
             [sys.executable, __file__, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, **SINGLE_THREADED, "PYTHONUNBUFFERED": "1"},
         )
@@ -184,16 +185,21 @@ def _adopt(request: dict[str, Any]) -> ModuleType:
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also under nohup
     os.chdir(request["cwd"])
+    fixed = [folder for folder in sys.path[1:] if folder not in _python_path()]
     os.environ.clear()
     os.environ.update(request["env"])
     time.tzset()
     script = Path(request["script"])
     sys.argv = [str(script)]
-    sys.path[0] = str(script.parent)
+    sys.path[:] = [str(script.parent), *_python_path(), *fixed]
     main = ModuleType("__main__")
     main.__file__ = str(script)
     sys.modules["__main__"] = main
     return main
+
+
+def _python_path() -> list[str]:
+    return [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 if __name__ == "__main__":

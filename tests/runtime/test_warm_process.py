@@ -26,6 +26,19 @@ def test_a_warm_script_has_its_own_folder_variables_and_session(tmp_path: Path) 
     assert "OWN" not in os.environ
 
 
+def test_a_warm_script_imports_from_its_own_python_path(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("name = 'beside'")
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "far.py").write_text("name = 'far'")
+    text = "import beside, dovetail, far\nprint(beside.name, far.name)"
+    path = os.pathsep.join([str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")])
+    with Script(tmp_path, text, warm=True, PYTHONPATH=path) as script:
+        assert script.finish() == "beside far\n"
+    with Script(tmp_path, text, warm=True) as script:
+        assert script.ended() == 1
+        assert "No module named 'far'" in script.output
+
+
 def test_exit_codes_and_signals_of_a_warm_script(tmp_path: Path) -> None:
     ends = {"pass": 0, "raise SystemExit(3)": 3, "import os; os._exit(4)": 4, "1 / 0": 1}
     for text, code in ends.items():
