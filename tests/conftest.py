@@ -150,6 +150,17 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dovetail.engines.local.engine.LocalEngine", InProcessEngine)
 
 
+@pytest.fixture
+def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Functions and classes of this test module travel to workers by value. A worker that imports them imports pytest
+    and NumPy with the module, which costs twice as much as the rest of a small run."""
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
+
+
 @pytest.fixture(autouse=True)
 def _threads_unless_processes_are_tested(request: pytest.FixtureRequest) -> None:
     """Workers that are threads start ten times faster."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import multiprocessing
+import operator
 import os
 import random
 import signal
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.time_limit
+pytestmark = [pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
 
 
 def double(items: list[int]) -> list[int]:
@@ -214,6 +215,7 @@ async def numbers_awaited(items: list[Prickly]) -> list[int]:
     return [item.number for item in items]
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("slots", "awaited"), [(1, False), (3, False), (3, True)])
 def test_only_items_that_cannot_be_unpickled_are_recorded_as_failed(slots: int, awaited: bool) -> None:
     function = numbers_awaited if awaited else numbers_of
@@ -230,6 +232,7 @@ def made_prickly(items: list[int]) -> list[Prickly]:
     return [Prickly(item) for item in items]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_items_that_cannot_be_unpickled_between_two_stages_fail_at_the_second() -> None:
     stages = [
         dt.Stage("make", made_prickly, fuse=False),
@@ -245,6 +248,7 @@ def lock_at_seven(items: list[int]) -> list[object]:
     return [threading.Lock() if item == 7 else item for item in items]
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_result_that_cannot_be_pickled_names_its_stage(slots: int) -> None:
     run = run_of(dt.Stage("locks", lock_at_seven, slots=slots), source=range(20))
@@ -255,6 +259,7 @@ def test_a_result_that_cannot_be_pickled_names_its_stage(slots: int) -> None:
     assert "lock" in str(told.value)
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("slots", [1, 2])
 def test_only_results_that_cannot_be_pickled_are_recorded_as_failed(slots: int) -> None:
     run = run_of(dt.Stage("locks", lock_at_seven, slots=slots, on_error="skip"), source=range(20))
@@ -271,6 +276,7 @@ def leaves_at_seven(items: list[int]) -> list[object]:
     return [Leaves() if item == 7 else item for item in items]
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_result_that_exits_while_it_is_pickled_blocks_no_run(slots: int) -> None:
     run = run_of(dt.Stage("leaves", leaves_at_seven, slots=slots, on_error="skip"), source=range(20))
@@ -296,6 +302,7 @@ def no_model() -> None:
     raise FileNotFoundError("there is no model.bin")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_setup_that_raises_fails_the_run_with_its_message() -> None:
     run = run_of(dt.Stage("model", BadSetup(no_model)), source=range(10))
     with pytest.raises(dt.RunError, match=r"model.*setup.*there is no model\.bin") as told:
@@ -331,6 +338,7 @@ def no_more_than_four(items: list[int]) -> list[int]:
     return items
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_batch_that_runs_out_of_memory_is_split() -> None:
     run = run_of(dt.Stage("large", no_more_than_four, batch_size=16), source=range(200))
     assert sorted(run) == list(range(200))
@@ -385,10 +393,6 @@ def test_a_kill_that_the_kernel_did_not_count_is_not_reported_as_out_of_memory(
 # Badly behaved stages
 
 
-def square(number: int) -> int:
-    return number * number
-
-
 def starts_threads(items: list[int]) -> list[int]:
     threading.Thread(target=never_ends).start()  # not a daemon: the interpreter would wait for it at exit
     return items
@@ -396,7 +400,7 @@ def starts_threads(items: list[int]) -> list[int]:
 
 def forks_a_pool(items: list[int]) -> list[int]:
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        return pool.map(square, items)
+        return pool.map(operator.neg, items)
 
 
 def forks_and_forgets(items: list[int]) -> list[int]:
@@ -451,32 +455,30 @@ def changes_the_environment(items: list[int]) -> list[int]:
     return items
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        starts_threads,
-        forks_and_forgets,
-        daemonises,
-        closes_standard_files,
-        changes_folder,
-        ignores_signals,
-        runs_a_program,
-        prints_much,
-        changes_the_environment,
-    ],
+RUDE = (
+    starts_threads,
+    forks_and_forgets,
+    daemonises,
+    closes_standard_files,
+    changes_folder,
+    ignores_signals,
+    runs_a_program,
+    prints_much,
+    changes_the_environment,
 )
-def test_badly_behaved_stages_lose_no_item_and_leave_no_process(function: Callable[[list[int]], list[int]]) -> None:
-    run = run_of(
-        dt.Stage("rude", function, batch_size=5, fuse=False), dt.Stage("next", double, fuse=False), source=range(20)
-    )
+
+
+def test_badly_behaved_stages_lose_no_item_and_leave_no_process() -> None:
+    stages = [dt.Stage(stage.__name__, stage, batch_size=5, fuse=False, workers=1) for stage in RUDE]
+    run = run_of(*stages, dt.Stage("last", double, fuse=False, workers=1), source=range(20), cluster="1x(10cpu, 20GB)")
     assert sorted(run) == [2 * number for number in range(20)]
-    assert losses(run) == 0
+    assert [(unit.name, unit.lost) for unit in run.stats.units if unit.lost] == []
     no_worker_is_left(run)
 
 
 def test_a_stage_may_use_a_pool_of_forked_processes() -> None:
     run = run_of(dt.Stage("pool", forks_a_pool, batch_size=10), source=range(40))
-    assert sorted(run) == [number * number for number in range(40)]
+    assert sorted(run) == [-number for number in reversed(range(40))]
 
 
 class Daemons:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.time_limit
+by_value = pytest.mark.usefixtures("by_value")
+"""For tests in which workers need not import this module."""
 
 
 HEAD = "import dovetail as dt\n"
@@ -101,18 +103,17 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
 
 
 def test_a_script_read_from_a_pipe_works(tmp_path: Path) -> None:
-    with Script(tmp_path, NO_GUARD, stdin=True) as script:
-        assert script.finish() == "main runs\n[0, 2, 4, 6, 8]\n"
+    with Script(tmp_path, NO_GUARD + CLASSES, stdin=True) as script:
+        assert script.finish() == "main runs\n[0, 2, 4, 6, 8]\nTrue 20\n"
 
 
-@pytest.mark.parametrize("stdin", [False, True])
-def test_items_may_be_objects_of_classes_of_the_script(tmp_path: Path, stdin: bool) -> None:
-    with Script(tmp_path, CLASSES, stdin=stdin) as script:
+def test_items_may_be_objects_of_classes_of_the_script(tmp_path: Path) -> None:
+    with Script(tmp_path, CLASSES, warm=True) as script:
         assert script.finish() == "True 20\n"
 
 
 def test_functions_of_a_script_may_have_closures_and_globals(tmp_path: Path) -> None:
-    with Script(tmp_path, CLOSURES) as script:
+    with Script(tmp_path, CLOSURES, warm=True) as script:
         assert script.finish() == "[101, 104, 107, 110]\n[3, 4, 5, 6]\n"
 
 
@@ -131,14 +132,14 @@ def test_a_notebook_may_redefine_functions_between_runs(tmp_path: Path) -> None:
     ]
     text = f"import code, sys\nshell = code.InteractiveConsole(vars(sys.modules['__main__']))\nfor cell in {cells!r}:\n"
     text += "    exec(compile(cell, '<cell>', 'exec'), shell.locals)\n"
-    with Script(tmp_path, text) as script:
+    with Script(tmp_path, text, warm=True) as script:
         # an item of 0, 100 or 200 becomes one of (n + 10) * 100
         assert script.finish().splitlines() == ["[1, 2, 3]", "[10, 11, 12]", "[1000, 11000, 21000]"]
 
 
 def test_code_executed_in_its_own_namespace_works(tmp_path: Path) -> None:
     text = f"space = {{'__name__': 'elsewhere'}}\nexec({NO_GUARD!r}, space)\n"
-    with Script(tmp_path, text) as script:
+    with Script(tmp_path, text, warm=True) as script:
         assert script.finish() == "main runs\n[0, 2, 4, 6, 8]\n"
 
 
@@ -157,7 +158,7 @@ print(sorted(dt.run(dt.Pipeline([dt.Stage("a", stage)]), range(3), {CLUSTER})))
 print(sorted(dt.run(dt.Pipeline([dt.Stage("b", dt.each(beside.triple))]), range(3), {CLUSTER})))
 print(sorted(dt.run(dt.Pipeline([dt.Stage("c", "beside:triples")]), range(3), {CLUSTER})))
 """
-    with Script(tmp_path, text) as script:
+    with Script(tmp_path, text, warm=True) as script:
         assert script.finish() == "[0, 3, 6]\n" * 3
 
 
@@ -176,7 +177,7 @@ try:
 except dt.DovetailError as error:
     print("Adds" in str(error), "'a'" in str(error))
 """
-    with Script(tmp_path, text) as script:
+    with Script(tmp_path, text, warm=True) as script:
         assert script.finish() == "[5, 6, 7] False\nTrue True\n"
 
 
@@ -191,7 +192,7 @@ def stage(items):
 pids = set(dt.run(dt.Pipeline([dt.Stage("a", stage, workers=2)]), range(50), {CLUSTER}))
 print(os.getpid() not in pids)
 """
-    with Script(tmp_path, text) as script:
+    with Script(tmp_path, text, warm=True) as script:
         assert script.finish() == "True\n"
         assert (tmp_path / "imports").read_text() == "x"
 
@@ -236,22 +237,19 @@ def items_of(items: list[Item]) -> list[Item]:
     return [Item(item.number + 1) for item in items]
 
 
-@pytest.mark.parametrize(
-    ("work", "expected"),
-    [
-        (functools.partial(add, number=5), [5, 6, 7]),
-        (lambda items: add(items, 2), [2, 3, 4]),
-        (Adder, [1, 2, 3]),
-        (Adder(4), [4, 5, 6]),
-        (Adder().method, [7, 8, 9]),
-        (functools.partial(functools.partial(add), number=1), [1, 2, 3]),
-        (dt.each(lambda item: item * item), [0, 1, 4]),
-        (cached, [0, 1, 2]),
-    ],
-    ids=["partial", "lambda", "class", "object", "method", "partial of partial", "each", "wrapped"],
-)
-def test_any_callable_can_be_a_stage(work: Callable[..., Any], expected: list[int]) -> None:
-    assert sorted(run_of(dt.Stage("s", work), source=range(3))) == expected
+def test_any_callable_can_be_a_stage() -> None:
+    work: dict[str, Callable[..., Any]] = {
+        "partial": functools.partial(add, number=5),
+        "lambda": lambda items: add(items, 2),
+        "class": Adder,
+        "object": Adder(4),
+        "method": Adder().method,
+        "partial_of_partial": functools.partial(functools.partial(add), number=1),
+        "each": dt.each(lambda item: item * item),
+        "wrapped": cached,
+    }
+    run = run_of(*(dt.Stage(name, stage, workers=1) for name, stage in work.items()), source=range(3))
+    assert sorted(run) == [(item + 5 + 2 + 1 + 4 + 7 + 1) ** 2 for item in range(3)]
 
 
 def test_items_may_be_objects_of_classes_of_a_test_module() -> None:
@@ -263,57 +261,51 @@ def test_items_may_be_objects_of_classes_of_a_test_module() -> None:
 # Seats
 
 
-def variables(items: list[str]) -> list[tuple[str, str | None]]:
-    time.sleep(0.01)
-    return [(item, os.environ.get(item)) for item in items]
+def variables(items: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Append the value of the variable that is the first element."""
+    return [(*item, os.environ.get(item[0])) for item in items]
 
 
-def seen(names: list[str], resources: dt.Resources | None = None, **settings: Any) -> dict[str, str | None]:
-    """Variables as a worker sees them."""
-    cluster = settings.pop("cluster", "1x(4cpu, 8GB)")
-    stage = dt.Stage("see", variables, resources or dt.Resources(), workers=1, **settings)
-    return dict(run_of(stage, source=names, cluster=cluster))
+def seen(names: list[str], *stages: dt.Stage) -> list[dict[str, str | None]]:
+    """Variables as the workers of these stages see them."""
+    found = list(run_of(*stages, source=[(name,) for name in names], cluster="1x(4cpu, 8GB)"))
+    return [{item[0]: item[number] for item in found} for number in range(1, len(stages) + 1)]
 
 
 THREADS = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]
 
 
-def test_a_worker_without_cards_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    assert seen(["CUDA_VISIBLE_DEVICES"]) == {"CUDA_VISIBLE_DEVICES": ""}
-
-
+@by_value
 def test_thread_counts_are_those_of_the_seat_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in THREADS:
         monkeypatch.delenv(name, raising=False)
-    assert seen(THREADS, dt.Resources(cpus=3)) == dict.fromkeys(THREADS, "3")
-    assert seen(THREADS, dt.Resources(cpus=0.5)) == dict.fromkeys(THREADS, "1")
+    large = dt.Stage("large", variables, dt.Resources(cpus=3), workers=1)
+    small = dt.Stage("small", variables, dt.Resources(cpus=0.5), workers=1)
+    assert seen(THREADS, large, small) == [dict.fromkeys(THREADS, "3"), dict.fromkeys(THREADS, "1")]
     monkeypatch.setenv("OMP_NUM_THREADS", "17")
-    assert seen(THREADS, dt.Resources(cpus=2)) == {**dict.fromkeys(THREADS, "2"), "OMP_NUM_THREADS": "17"}
+    assert seen(THREADS, large) == [{**dict.fromkeys(THREADS, "3"), "OMP_NUM_THREADS": "17"}]
 
 
-def test_gang_variables_of_the_driver_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-    for name in names:
+@by_value
+def test_variables_of_workers_are_those_of_the_driver_their_seat_and_their_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gang = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    for name in gang:
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("OTHER", "kept")
-    assert seen([*names, "OTHER"]) == {**dict.fromkeys(names), "OTHER": "kept"}
-
-
-def test_variables_of_a_stage_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLOUR", "red")
-    env = {"COLOUR": "blue", "OMP_NUM_THREADS": "9", "CUDA_VISIBLE_DEVICES": "5"}
-    assert seen(list(env), env=env) == env
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    env = {"COLOUR": "blue", "OMP_NUM_THREADS": "9", "CUDA_VISIBLE_DEVICES": "5", "ITS_OWN": "1"}
+    stages = [dt.Stage("own", variables, workers=1, env=env), dt.Stage("plain", variables, workers=1)]
+    own, plain = seen(["OTHER", "OMP_NUM_THREADS", "COLOUR", "CUDA_VISIBLE_DEVICES", "ITS_OWN", *gang], *stages)
+    assert own == {"OTHER": "kept", **env, **dict.fromkeys(gang)}, "variables of a stage have precedence"
+    assert (plain["OTHER"], plain["COLOUR"], plain["ITS_OWN"]) == ("kept", "red", None), "and reach no other stage"
+    assert plain["CUDA_VISIBLE_DEVICES"] == "", "a worker without cards sees none"
+    assert [plain[name] for name in gang] == [None] * 5, "the driver may be a rank of a gang; its workers are not"
 
 
-def test_variables_of_a_stage_do_not_reach_other_stages() -> None:
-    stages = [
-        dt.Stage("a", lambda items: [os.environ.get("COLOUR") for _ in items], env={"COLOUR": "blue"}),
-        dt.Stage("b", lambda items: [(item, os.environ.get("COLOUR")) for item in items]),
-    ]
-    assert set(run_of(*stages, source=range(4))) == {("blue", None)}
-
-
+@by_value
 def test_variables_read_at_interpreter_start_take_effect() -> None:
     stage = dt.Stage("hash", lambda items: [hash(item) for item in items], env={"PYTHONHASHSEED": "0"}, workers=1)
     (found,) = run_of(stage, source=["dovetail"])
@@ -332,6 +324,7 @@ class Cards:
         return [self.found] * len(items)
 
 
+@by_value
 @pytest.mark.parametrize(
     ("resources", "workers", "per_card"),
     [
@@ -356,12 +349,14 @@ def test_workers_see_the_logical_cards_of_their_seats(resources: dt.Resources, w
         assert sum(cards == card for cards, _, _ in found) == per_card
 
 
+@by_value
 def test_a_worker_may_have_several_cards() -> None:
     stage = dt.Stage("cards", Cards, dt.Resources(gpus=2))
     found = set(run_of(stage, source=range(10), cluster="1x(4cpu, 8GB, 2xgpu:20GB)"))
     assert {(cards, gpus) for cards, gpus, _ in found} == {("0,1", (0, 1))}
 
 
+@by_value
 def test_output_of_workers_is_in_their_logs(tmp_path: Path) -> None:
     run = run_of(dt.Stage("speak", speaks, workers=1), source=range(3), run_dir=tmp_path / "run")
     list(run)
@@ -379,6 +374,7 @@ def speaks(items: list[int]) -> list[int]:
     return items
 
 
+@by_value
 def test_a_worker_has_the_working_folder_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "more"))
@@ -410,6 +406,7 @@ class Together:
             return [(item, self._most) for item in items]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_stage_with_slots_runs_that_many_calls_at_once() -> None:
     found = list(run_of(dt.Stage("together", Together(4), slots=4, workers=1), source=range(80)))
     assert sorted(item for item, _ in found) == list(range(80))
@@ -444,6 +441,7 @@ class TogetherAwaited:
         print("torn down in its loop", asyncio.get_running_loop() is self._loop)  # noqa: T201
 
 
+@by_value
 def test_an_async_stage_runs_one_call_per_slot_at_once(tmp_path: Path) -> None:
     stage = dt.Stage("together", TogetherAwaited(8), slots=8, workers=1)
     run = run_of(stage, source=range(80), run_dir=tmp_path / "run")
@@ -460,6 +458,7 @@ async def double_awaited(items: list[int]) -> list[int]:
     return [2 * item for item in items]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_an_async_function_is_a_stage() -> None:
     stages = [dt.Stage("a", double_awaited, batch_size=3), dt.Stage("b", double_awaited)]
     assert sorted(run_of(*stages, source=range(100))) == [4 * number for number in range(100)]
@@ -472,6 +471,7 @@ class AwaitsBadly:
         return items
 
 
+@pytest.mark.usefixtures("in_process")
 def test_an_async_call_that_cancels_itself_is_an_exception() -> None:
     run = run_of(dt.Stage("bad", AwaitsBadly, slots=3, on_error="skip"), source=range(20))
     assert sorted(run) == [number for number in range(20) if number != 5]
