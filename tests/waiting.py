@@ -19,12 +19,18 @@ PATIENCE_S = 60.0
 
 
 def until(condition: Callable[[], object], what: str = "the condition holds", timeout_s: float = PATIENCE_S) -> float:
-    """Wait until the condition is true, and return the seconds that it took."""
+    """Wait until the condition is true, and return the seconds that it took.
+
+    A condition that takes long to evaluate is evaluated less often: it would take the CPU from what it waits for.
+    """
     began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < timeout_s, f"after {timeout_s:g} s it is still not true that {what}"
-        time.sleep(0.005)
-    return time.monotonic() - began
+    while True:
+        asked = time.monotonic()
+        if condition():
+            return time.monotonic() - began
+        now = time.monotonic()
+        assert now - began < timeout_s, f"after {timeout_s:g} s it is still not true that {what}"
+        time.sleep(max(0.005, 5 * (now - asked)))
 
 
 @contextmanager

@@ -32,7 +32,8 @@ def _nothing_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def doubled_where(folder: Path, pause_s: float, go: Path | None = None) -> Any:
-    """A function that says on which node it was called, by the name of a file; its 101st call waits for `go`."""
+    """A function for nodes with the label of node d, one worker on each. It records its node as the name of a file; its
+    101st call waits for `go`."""
 
     class Doubled:
         def setup(self, worker: Any) -> None:
@@ -46,7 +47,7 @@ def doubled_where(folder: Path, pause_s: float, go: Path | None = None) -> Any:
                 time.sleep(0.01)
             return 2 * id
 
-    return dt.udf(Doubled, labels={"fake": "fill"}, version="1")
+    return dt.udf(Doubled, cpus=4, labels={"fake": "d"}, version="1")
 
 
 def test_a_column_is_the_same_on_ray_and_a_local_backfill_is_resumed_there(
@@ -56,14 +57,13 @@ def test_a_column_is_the_same_on_ray_and_a_local_backfill_is_resumed_there(
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     before = ray_cluster.available()
-    with add_node(ray_cluster, num_cpus=2, labels={"fake": "fill"}) as node:
-        function = doubled_where(nodes, 0.0)
-        table = dt.table(uri)
-        here = dt.udf(function.fn, version="1")  # what it needs does not matter to what is done
-        assert table.backfill("n", here, fragments=2).rows == 800
-        filled = table.backfill("n", function, engine=f"ray:{ray_cluster.address}")
-        assert (filled.status, filled.rows, filled.done_before, filled.fragments) == ("finished", 1_200, 800, 3)
-        assert node.dovetail_name in {path.name for path in nodes.iterdir()}
+    function = doubled_where(nodes, 0.0)
+    table = dt.table(uri)
+    here = dt.udf(function.fn, version="1")  # what it needs does not matter to what is done
+    assert table.backfill("n", here, fragments=2, workers=1).rows == 800
+    filled = table.backfill("n", function, engine=f"ray:{ray_cluster.address}")
+    assert (filled.status, filled.rows, filled.done_before, filled.fragments) == ("finished", 1_200, 800, 3)
+    assert ray_cluster.nodes["d"].dovetail_name in {path.name for path in nodes.iterdir()}
     assert by_id(uri, "n") == twice(range(2_000))
     until_available_is(ray_cluster, before, patiently(RESTORED_S))
 
@@ -76,17 +76,12 @@ def test_a_node_that_is_removed_in_the_midst_of_it_loses_no_row(ray_cluster: Fak
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     before = ray_cluster.available()
-    asked = {"num_cpus": 1, "labels": {"fake": "fill"}}
-    with (
-        add_node(ray_cluster, **asked) as stays,
-        add_node(ray_cluster, **asked) as leaves,
-        ThreadPoolExecutor() as pool,
-    ):
+    with add_node(ray_cluster, labels={"fake": "d"}) as leaves, ThreadPoolExecutor() as pool:
         function = doubled_where(nodes, MS / 1000, tmp_path / "go")
         future: Future[dt.BackfillResult] = pool.submit(
             dt.table(uri).backfill, "n", function, engine=f"ray:{ray_cluster.address}", commit_every="1s"
         )
-        both = {stays.dovetail_name, leaves.dovetail_name}
+        both = {ray_cluster.nodes["d"].dovetail_name, leaves.dovetail_name}
         until(lambda: both <= {path.name for path in nodes.iterdir()} or future.done(), "both nodes work")
         assert not future.done(), future.result()
         leaves.kill()

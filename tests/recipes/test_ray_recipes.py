@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 RECIPE = """
 dataset_path: rows.jsonl
 export_path: {out}/clean.jsonl
+np: 2
 open_monitor: true
 open_tracer: true
 trace_num: 3

@@ -244,11 +244,11 @@ class Script:
 
     def all_gone(self, patience_s: float = PATIENCE_S) -> float:
         """Wait until no process of the script is left, including children; returns the seconds."""
-        began = time.monotonic()
-        while left := self._processes():
-            late = time.monotonic() - began > patience_s
-            assert not late, f"still there: {[_command(pid) for pid in left]}\n{self.output}"
-        return time.monotonic() - began
+        try:
+            return until(lambda: not self._processes(), "all processes of the script are gone", patience_s)
+        except AssertionError:
+            left = [_command(pid) for pid in self._processes()]
+            raise AssertionError(f"still there: {left}\n{self.output}") from None
 
     def _processes(self) -> list[int]:
         own = [self.process.pid] if self.process.poll() is None else []  # /proc shows the environment of the template

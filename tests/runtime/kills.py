@@ -7,6 +7,8 @@ import json
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.commit_log import read_commit_log
@@ -15,7 +17,6 @@ from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from dovetail.data.commit_log import CommitLogContents
 
@@ -232,9 +233,9 @@ else:
 
 
 def elsewhere(text: str, table: Path, rows: int = 0) -> str:
-    """In a process of its own: who has lance loaded is warned at every fork, and tests fork."""
-    with Script(table.parent, text, warm=True, TABLE=str(table), ROWS=str(rows)) as script:
-        return script.finish()
+    """Run a script in another process: after an import of lance every fork of this one would be warned of."""
+    with TemporaryDirectory() as folder, Script(Path(folder), text, warm=True, TABLE=str(table), ROWS=str(rows)) as run:
+        return run.finish()
 
 
 def rows_of(path: Path) -> Any:

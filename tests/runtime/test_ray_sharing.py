@@ -170,6 +170,7 @@ def test_a_share_is_the_most_that_a_run_holds(ray_cluster: FakeCluster) -> None:
     while going.workers < 4 or time.monotonic() - began < 3:
         least = min(least, sum(node["CPU"] for node in ray_cluster.available().values()))
         assert time.monotonic() - began < 60, f"{going.workers} of 4 workers"
+        time.sleep(0.02)
     going.finish()
     assert least == total * 0.75
     until_available_is(ray_cluster, before, patiently(RESTORED_S))
