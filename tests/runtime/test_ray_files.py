@@ -298,7 +298,7 @@ def size(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_payloads_do_not_pass_through_the_driver(ray_address: str, tmp_path: Path) -> None:
-    """150 MB (300 in long) between two nodes; neither the driver's memory nor what it takes out of Ray grows with them."""
+    """Neither the memory of the driver nor what it takes out of Ray grows with 150 MB between two nodes."""
     from dovetail.engines.ray.protocol import decode_frame
 
     rows, heard = 150 if LONG else 75, 0
