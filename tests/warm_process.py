@@ -29,12 +29,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import dovetail
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PRELOADED = (
+    "dovetail",
     "in_process",
     "dovetail.data.commit_log",
     "dovetail.data.commit_sink",
@@ -202,12 +201,39 @@ def _python_path() -> list[str]:
     return [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
+def _run(main: ModuleType) -> None:
+    """Run the script. What it raises is printed by the interpreter, which then calls exit handlers as usual."""
+    script = Path(main.__file__ or "")
+    try:
+        exec(compile(script.read_bytes(), str(script), "exec"), main.__dict__)
+    except SystemExit as end:
+        _exit_codes.append((end.code or 0) & 0xFF if isinstance(end.code, int | None) else 1)
+        raise
+    except Exception:
+        _exit_codes.append(1)
+        raise
+    _exit_codes.append(0)
+
+
+_exit_codes: list[int] = []
+
+
+def _exit_at_once() -> None:
+    """The last exit handler: to clear all modules would copy all memory of the template."""
+    if _exit_codes:  # else a signal ends this process, or it is the template
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(_exit_codes[0])
+
+
 if __name__ == "__main__":
+    atexit.register(_exit_at_once)  # before imports register others: it is called last
     for _name in PRELOADED:
         importlib.import_module(_name)
-    for _name in dovetail.__all__:
-        getattr(dovetail, _name)
+    _dovetail = sys.modules["dovetail"]
+    for _name in _dovetail.__all__:
+        getattr(_dovetail, _name)
     gc.collect()
     gc.freeze()
-    _main = _adopt(_serve(socket.socket(fileno=int(sys.argv[1]))))
-    exec(compile(Path(_main.__file__ or "").read_bytes(), _main.__file__ or "", "exec"), _main.__dict__)
+    _run(_adopt(_serve(socket.socket(fileno=int(sys.argv[1])))))

@@ -103,9 +103,11 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param("jsonl", marks=pytest.mark.processes), "parquet"]
-    if not LONG
-    else ["jsonl", "csv", "parquet", "lance"],
+    [
+        pytest.param("jsonl", marks=pytest.mark.processes),
+        "parquet",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("csv", "lance")),
+    ],
 )
 def test_no_room_for_parts(kind: str, tmp_path: Path, small_disk: Callable[[str], Path]) -> None:
     def pad(rows: list[Any]) -> list[Any]:

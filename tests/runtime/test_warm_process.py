@@ -40,7 +40,14 @@ def test_a_warm_script_imports_from_its_own_python_path(tmp_path: Path) -> None:
 
 
 def test_exit_codes_and_signals_of_a_warm_script(tmp_path: Path) -> None:
-    ends = {"pass": 0, "raise SystemExit(3)": 3, "import os; os._exit(4)": 4, "1 / 0": 1}
+    ends = {
+        "pass": 0,
+        "raise SystemExit": 0,
+        "raise SystemExit(3)": 3,
+        "raise SystemExit(-1)": 255,
+        "import os; os._exit(4)": 4,
+        "1 / 0": 1,
+    }
     for text, code in ends.items():
         with Script(tmp_path, text, warm=True) as script:
             assert script.ended() == code
@@ -48,6 +55,9 @@ def test_exit_codes_and_signals_of_a_warm_script(tmp_path: Path) -> None:
     with Script(tmp_path, "import atexit, sys; atexit.register(print, 'end'); sys.exit('why')", warm=True) as script:
         assert script.ended() == 1
         assert script.output.splitlines() == ["why", "end"]
+    thread = "import threading, time\ndef last():\n    time.sleep(0.05)\n    print('end')\n"
+    with Script(tmp_path, f"{thread}threading.Thread(target=last).start()", warm=True) as script:
+        assert script.finish() == "end\n", "a process waits for its threads"
     for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         with Script(tmp_path, "import time\nprint('begun')\ntime.sleep(600)", warm=True) as script:
             script.says("begun")
