@@ -152,13 +152,17 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Functions and classes of this test module travel to workers by value. A worker that imports them imports pytest
-    and NumPy with the module, which costs twice as much as the rest of a small run."""
+    """Functions and classes of this test module, and of the modules in its `BY_VALUE`, travel to workers by value. A
+    worker that imports them imports pytest and NumPy with the module, which costs twice as much as the rest of a small
+    run."""
     import cloudpickle
 
-    cloudpickle.register_pickle_by_value(request.module)
+    modules = (request.module, *getattr(request.module, "BY_VALUE", ()))
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
     yield
-    cloudpickle.unregister_pickle_by_value(request.module)
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.fixture(autouse=True)

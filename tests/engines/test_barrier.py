@@ -82,6 +82,7 @@ def fails_at_seven(row: dict[str, int]) -> dict[str, int]:
     return row
 
 
+@pytest.mark.usefixtures("in_process")
 def test_after_a_barrier_that_drops_rows_an_error_has_the_number_of_the_row(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(f'{{"x": {number}}}\n' for number in range(40)))
@@ -114,15 +115,16 @@ def length(row: dict[str, Any]) -> dict[str, Any]:
     return {"x": row["x"], "size": len(row["text"])}
 
 
+@pytest.mark.usefixtures("by_value")
 def test_a_barrier_over_more_data_than_memory_uses_little_memory(tmp_path: Path) -> None:
     stages = [
         dt.Stage("make", dt.each(heavy)),
         dt.Stage("whole", peak, barrier=True),
         dt.Stage("then", dt.each(length)),
     ]
-    found = list(dt.run(dt.Pipeline(stages), range(400), ordered=True, progress=False, run_dir=str(tmp_path / "run")))
-    assert len(found) == 201
-    assert found[-1]["x"] < 250, "megabytes of the barrier's worker, over 400 MB of input"
+    found = list(dt.run(dt.Pipeline(stages), range(200), ordered=True, progress=False, run_dir=str(tmp_path / "run")))
+    assert len(found) == 101
+    assert found[-1]["x"] < 130, "megabytes of the barrier's worker, over 200 MB of input"
 
 
 def with_a_set(row: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +135,7 @@ def everything(rows: Any) -> Iterator[Any]:
     yield from rows
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_result_of_a_barrier_that_cannot_be_written_fails_one_row(tmp_path: Path) -> None:
     stages = [
         dt.Stage("make", dt.each(with_a_set)),
@@ -155,6 +158,7 @@ def raises_for_some(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.usefixtures("in_process")
 def test_rows_modified_in_place_are_modified_once_next_to_blank_and_failing_rows(tmp_path: Path) -> None:
     """A unit in which a call failed is run again with unmodified rows."""
     source = tmp_path / "rows.jsonl"

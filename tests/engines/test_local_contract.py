@@ -11,10 +11,13 @@ from tempfile import mkdtemp
 from threading import Event as Never
 from typing import TYPE_CHECKING, assert_never
 
+import pytest
+
 from dovetail.control.commands import HostedObject
 from dovetail.control.events import LossCause
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, OutOfMemory, Raises, Slow
+from engines import scene
 from engines.contract import EngineContract
 from engines.scene import Does, Held, Rig, Units
 from runtime.aids import workers_of
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
     from dovetail.control.payload import Segment
     from dovetail.engines.simulated.world import Key
+
+
+BY_VALUE = (scene,)
 
 
 def outcome_of(does: Does, key: Key, wait: Callable[[], object]) -> list[Key]:
@@ -106,6 +112,7 @@ class LocalRig(Rig):
         return len(workers_of(self._folder))
 
 
+@pytest.mark.usefixtures("by_value")
 class TestLocalEngine(EngineContract):
     def rig(self, units: Units) -> Rig:
         return LocalRig(units)

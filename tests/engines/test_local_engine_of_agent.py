@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from ray_aids import FakeCluster
 
-pytestmark = pytest.mark.time_limit
+pytestmark = [pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
 
 SEAT = Seat("node-0", 100)
 NO_HOME = DriverContext((), "", {})
@@ -170,11 +170,7 @@ class Files:
 def test_a_writer_may_be_pickled(scene: Scene, tmp_path: Path) -> None:
     import cloudpickle
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    try:
-        writer = cloudpickle.dumps(Files(tmp_path))
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    writer = cloudpickle.dumps(Files(tmp_path))
     engine = scene.agent(home=NO_HOME)
     scene.ready(
         engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),))), writer=writer)

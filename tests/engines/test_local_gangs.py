@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.events import Event
 
-pytestmark = pytest.mark.time_limit
+pytestmark = [pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
 
 
 class TorchSums:
@@ -56,9 +56,9 @@ class TorchSums:
 
 
 class Sums:
-    """The same sums without torch; one rank kills itself at an item, once."""
+    """The same sums without torch; one rank may kill itself at an item, once."""
 
-    def __init__(self, folder: str, kill: tuple[int, int]) -> None:
+    def __init__(self, folder: str = ".", kill: tuple[int, int] | None = None) -> None:
         """`kill`: the rank and the item."""
         self._marker = Path(folder, "killed")
         self._kill = kill
@@ -79,8 +79,9 @@ def gang(work: object, **settings: Any) -> dt.Stage:
     return dt.Stage("gang", work, ranks=2, workers=1, **settings)  # type: ignore[arg-type]
 
 
-def test_two_ranks_reduce_together() -> None:
-    run = run_of(gang(TorchSums, batch_size=4), source=range(40))
+@pytest.mark.parametrize("work", [Sums, pytest.param(TorchSums, marks=pytest.mark.long)])
+def test_two_ranks_reduce_together(work: type[Any]) -> None:
+    run = run_of(gang(work, batch_size=4), source=range(40))
     assert sorted(run) == [2.0 * number + 1000 for number in range(40)]
     no_worker_is_left(run)
 

@@ -42,7 +42,7 @@ from waiting import LONG, until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.time_limit
+pytestmark = [pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
 
 GONE_S = 1.0 if LONG else 5.0
 """It takes some 20 ms; in `make test` other tests run beside it."""
@@ -71,7 +71,6 @@ def stuck(items):
     open(f"begun-{items[0]}", "w").close()
     time.sleep(1000)
 
-BEFORE
 run = dt.run(dt.Pipeline([dt.Stage("stuck", stuck, workers=4)]), range(4), cluster="1x(4cpu, 8GB)")
 while sum(os.path.exists(f"stuck-{n}") for n in range(4)) + sum(os.path.exists(f"begun-{n}") for n in (1, 2)) < 6:
     time.sleep(0.01)
@@ -85,12 +84,19 @@ except KeyboardInterrupt:
 """
 
 
-def stuck_script(folder: Path, before: str = "", after: str = "") -> Script:
+def stuck_script(folder: Path, after: str = "", *, warm: bool = True) -> Script:
     says = said_when_waiting("all stuck")
-    return Script(folder, STUCK.replace("BEFORE", before).replace("AFTER", after).replace("SAYS", says))
+    return Script(folder, STUCK.replace("AFTER", after).replace("SAYS", says), warm=warm)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGKILL,
+        signal.SIGTERM,
+        *(pytest.param(how, marks=pytest.mark.long) for how in (signal.SIGHUP, signal.SIGSEGV)),
+    ],
+)
 def test_no_process_is_left_after_the_driver_is_killed(tmp_path: Path, how: signal.Signals) -> None:
     with stuck_script(tmp_path) as script:
         script.says("all stuck")
@@ -101,7 +107,7 @@ def test_no_process_is_left_after_the_driver_is_killed(tmp_path: Path, how: sign
 
 def test_a_child_of_the_driver_that_holds_its_sockets_keeps_no_worker_alive(tmp_path: Path) -> None:
     fork = "child = os.fork()\nif not child:\n    time.sleep(1000)\nopen('child', 'w').write(str(child))\n"
-    with stuck_script(tmp_path, after=fork) as script:
+    with stuck_script(tmp_path, after=fork, warm=False) as script:
         script.says("all stuck")
         child = int((tmp_path / "child").read_text())
         script.kill()
@@ -123,7 +129,7 @@ run = dt.run(dt.Pipeline([dt.Stage("slow", Slow, workers=3)]), range(4), cluster
 print("begun", flush=True)
 run.wait()
 """
-    with Script(tmp_path, text) as script:
+    with Script(tmp_path, text, warm=True) as script:
         until(lambda: list(tmp_path.glob("in-setup-*")), "a worker is being set up")
         script.kill()
         assert script.all_gone() < patiently(GONE_S)
@@ -139,7 +145,7 @@ def outer(items):
     return list(dt.run(dt.Pipeline([dt.Stage("inner", inner)]), items, cluster="1x(4cpu, 4GB)"))
 dt.run(dt.Pipeline([dt.Stage("outer", outer, workers=1)]), range(1), cluster="1x(4cpu, 4GB)").wait()
 """
-    with Script(tmp_path, text) as script:
+    with Script(tmp_path, text, warm=True) as script:
         until((tmp_path / "inner").exists, "the inner run works")
         script.kill()
         assert script.all_gone() < patiently(GONE_S)
@@ -199,7 +205,7 @@ def ending(script: Script) -> tuple[str, int, int, int, int]:
 
 
 def test_ctrl_c_drains_and_delivers_all_items_read(tmp_path: Path) -> None:
-    with Script(tmp_path, SLOW.replace("LOOP", IN_RUN)) as script:
+    with Script(tmp_path, SLOW.replace("LOOP", IN_RUN), warm=True) as script:
         script.says("twenty")
         script.kill(signal.SIGINT)
         output = script.finish()
@@ -212,7 +218,7 @@ def test_ctrl_c_drains_and_delivers_all_items_read(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_the_loop_over_the_results_drains(tmp_path: Path) -> None:
-    with Script(tmp_path, SLOW.replace("LOOP", IN_BODY)) as script:
+    with Script(tmp_path, SLOW.replace("LOOP", IN_BODY), warm=True) as script:
         script.says("twenty")
         script.kill(signal.SIGINT)
         script.finish()
@@ -222,7 +228,7 @@ def test_ctrl_c_in_the_loop_over_the_results_drains(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_waiting_drains(tmp_path: Path) -> None:
-    with Script(tmp_path, SLOW.replace("LOOP", IN_WAIT)) as script:
+    with Script(tmp_path, SLOW.replace("LOOP", IN_WAIT), warm=True) as script:
         script.says("twenty")
         script.says("read 40")
         script.kill(signal.SIGINT)
@@ -245,7 +251,7 @@ def test_ctrl_c_twice_stops_at_once_with_keyboard_interrupt(tmp_path: Path) -> N
 
 def test_ctrl_c_reaches_no_worker(tmp_path: Path) -> None:
     """SIGINT goes to the whole foreground process group, as from a terminal."""
-    with Script(tmp_path, SLOW.replace("LOOP", IN_RUN)) as script:
+    with Script(tmp_path, SLOW.replace("LOOP", IN_RUN), warm=True) as script:
         script.says("twenty")
         os.killpg(script.process.pid, signal.SIGINT)
         script.finish()
@@ -407,7 +413,7 @@ def held() -> Counter[Any]:
     return Counter([*(link.partition(":")[0] for link in descriptors()), *threading.enumerate()])
 
 
-@pytest.mark.parametrize("deadly", [False, True])
+@pytest.mark.parametrize("deadly", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_run_leaves_no_descriptors_and_threads(deadly: bool) -> None:
     list(run_of(dt.Stage("warm", echo), source=range(3)))  # import modules and open what is opened once
     before = held()  # leftovers of earlier tests may disappear meanwhile

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.engines.worker_context import Worker
 
-pytestmark = pytest.mark.time_limit
+pytestmark = [pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
 
 
 class Bench:
@@ -534,7 +534,7 @@ AFTER
 
 
 def forking_script(folder: Path, *, child: str, after: str) -> Script:
-    return Script(folder, FORKING.replace("CHILD", child).replace("AFTER", after))
+    return Script(folder, FORKING.replace("CHILD", child).replace("AFTER", after), warm=True)
 
 
 def test_a_process_forked_by_the_driver_does_not_delay_the_end_of_a_run(tmp_path: Path) -> None:
@@ -562,6 +562,6 @@ forkserver_client.EXIT_TIMEOUT_S = 1000
 run = dt.run(dt.Pipeline([dt.Stage("same", lambda items: items)]), range(10), cluster="1x(2cpu, 4GB)", run_dir="run")
 print("RESULTS", sorted(run), run.status, flush=True)
 """
-    with Script(tmp_path, text) as script:
+    with Script(tmp_path, text, warm=True) as script:
         assert f"RESULTS {list(range(10))} finished" in script.finish()
         script.all_gone()
