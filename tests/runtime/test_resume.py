@@ -48,6 +48,9 @@ def kill_and_go_on(killed: Killed, dice: Random, kills: int, most: int = 600) ->
             return
         if killed.told().header:
             named = {"resume": str(killed.run_dir)}
+        if killed.told().finished is not None:  # killed at its very end
+            assert "DT384" in killed.refused(**named)
+            return
     killed.finish(**named)
 
 
