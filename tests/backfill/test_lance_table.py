@@ -16,6 +16,7 @@ from dovetail.backfill.lance_client import normalize_uri
 from dovetail.backfill.lance_table import Fragment, LanceTable, NewDataFile
 from dovetail.backfill.store import Store
 from dovetail.errors import ConfigError, RunError
+from runtime.aids import Script
 
 pa = pytest.importorskip("pyarrow")
 lance = pytest.importorskip("lance")
@@ -342,24 +343,24 @@ def _data(uri: str, storage: dict[str, str]) -> list[str]:
 
 
 KILLED = """
-import os, sys
+import os
 import pyarrow as pa
 from dovetail.backfill.lance_table import LanceTable
-table = LanceTable(sys.argv[1])
+table = LanceTable(os.environ["TABLE"])
 schema = pa.schema([table.schema.field("u")])
 def batches():
     for at in range(3):
-        yield pa.record_batch([pa.array([os.urandom(500_000).hex() for _ in range(20)])], schema=schema)
+        yield pa.record_batch([pa.array([os.urandom(200_000).hex() for _ in range(20)])], schema=schema)
     os.kill(os.getpid(), 9)
 table.write("dt-0.lance", schema, batches())
 """
 
 
 @pytest.mark.processes
-def test_a_writer_that_is_killed_leaves_nothing_under_the_name(uri: str) -> None:
+def test_a_writer_that_is_killed_leaves_nothing_under_the_name(uri: str, tmp_path: Path) -> None:
     made(uri).add_columns([pa.field("u", pa.string())])
-    ended = subprocess.run([sys.executable, "-c", KILLED, uri], check=False)
-    assert ended.returncode == -9
+    with Script(tmp_path, KILLED, warm=True, TABLE=uri) as script:
+        assert script.ended() == -9
     assert not (Path(uri) / "data" / "dt-0.lance").exists()
 
 

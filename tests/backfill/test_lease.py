@@ -13,7 +13,7 @@ import threading
 import time
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +22,7 @@ from dovetail.backfill.lease import Lease, read_holder
 from dovetail.backfill.store import Store, column_folder
 from dovetail.claims.owner import this_process
 from dovetail.errors import RunError
+from rivals import take_leases
 from waiting import until
 
 if TYPE_CHECKING:
@@ -103,27 +104,13 @@ def test_a_waiting_process_gets_a_released_lease(store: Store) -> None:
     assert store.names(FOLDER) == []
 
 
-def _rounds(uri: str, rounds: int, barrier: Any, results: Any) -> None:
-    store = Store(uri)
-    for at in range(rounds):
-        barrier.wait()
-        try:
-            lease: Lease | None = take(store, f"run-{os.getpid()}")
-        except RunError as error:
-            lease = None
-            results.put((at, str(error)))
-        else:
-            results.put((at, None))
-        barrier.wait()  # nobody gives it back before all have asked
-        if lease is not None:
-            lease.release()
-
-
 def test_of_several_processes_at_the_same_moment_exactly_one_gets_it(local: Store) -> None:
     rounds, processes = 25, 3
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(processes), context.Queue()
-    children = [context.Process(target=_rounds, args=(local.uri, rounds, barrier, results)) for _ in range(processes)]
+    children = [
+        context.Process(target=take_leases, args=(local.uri, rounds, barrier, results)) for _ in range(processes)
+    ]
     for child in children:
         child.start()
     found = [results.get(timeout=120) for _ in range(rounds * processes)]

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pytest
 
 from dovetail.backfill.store import Store, column_folder
+from rivals import create_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,21 +138,13 @@ def test_a_store_that_does_not_answer_is_an_error_and_not_an_empty_one(bucket: A
             change("a", b"x")
 
 
-def _create(uri: str, count: int, barrier: Any, mine: str, got: Any) -> None:
-    store = Store(uri)
-    for at in range(count):
-        barrier.wait()
-        if store.create(f"a/{at}", mine.encode()):
-            got.put((at, mine))
-    got.put(None)
-
-
 def test_of_several_that_create_at_the_same_moment_one_does(tmp_path: Path) -> None:
     count, processes = 50, 3
     context = multiprocessing.get_context("spawn")
     barrier, got = context.Barrier(processes), context.Queue()
     children = [
-        context.Process(target=_create, args=(str(tmp_path), count, barrier, str(at), got)) for at in range(processes)
+        context.Process(target=create_files, args=(str(tmp_path), count, barrier, str(at), got))
+        for at in range(processes)
     ]
     for child in children:
         child.start()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dovetail as dt
@@ -25,6 +25,7 @@ from dovetail.resources.amounts import (
 )
 from dovetail.resources.ledger import Ledger
 from dovetail.streaming.reserved_capacity import ReservedCapacity
+from waiting import LONG
 
 if TYPE_CHECKING:
     from dovetail.claims.owner import Owner
@@ -114,6 +115,7 @@ class Machine:
 KINDS = (cpu(1), gpu(250, 0, 100), gpu(250, 1, 100), cpu(0.5))
 
 
+@settings(max_examples=settings().max_examples if LONG else min(10, settings().max_examples))
 @given(st.integers(0, 10**9))
 def test_grants_never_exceed_the_machine_and_settle_at_the_shares(seed: int) -> None:
     random = Random(seed)

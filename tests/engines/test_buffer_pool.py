@@ -73,7 +73,7 @@ def shared_mappings() -> int:
 
 
 @pytest.fixture(autouse=True)
-def _tests_before_left_no_memory() -> None:
+def _tests_before_left_no_memory(collected: None) -> None:
     """Collect garbage of earlier tests, which would otherwise be released during this one."""
     gc.collect()
 

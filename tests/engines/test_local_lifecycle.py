@@ -413,6 +413,7 @@ def held() -> Counter[Any]:
     return Counter([*(link.partition(":")[0] for link in descriptors()), *threading.enumerate()])
 
 
+@pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("deadly", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_run_leaves_no_descriptors_and_threads(deadly: bool) -> None:
     list(run_of(dt.Stage("warm", echo), source=range(3)))  # import modules and open what is opened once
@@ -434,6 +435,7 @@ def test_a_run_leaves_no_descriptors_and_threads(deadly: bool) -> None:
     until(lambda: not held() - before, f"nothing is left: {before}, now {held()}")
 
 
+@pytest.mark.usefixtures("collected")
 def test_an_engine_closed_with_busy_workers_leaves_no_descriptors(tmp_path: Path) -> None:
     LocalEngine().close()
     before = held()
