@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dovetail.resources.shape import Shape
 
-often = settings(max_examples=max(80, settings().max_examples), suppress_health_check=[HealthCheck.too_slow])
+often = settings(max_examples=max(40, settings().max_examples), suppress_health_check=[HealthCheck.too_slow])
 """For properties on which much depends: more examples also in the short profile."""
 
 T = TypeVar("T")
