@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # one more than cores: many tests wait for something to end, to die or to be noticed; the long ones also measure
 TESTERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
-.PHONY: help demo test test-quick test-long test-ray test-gpu check format bench clean
+.PHONY: help demo test compiled-tests test-quick test-long test-ray test-gpu check format bench clean
 
 help:
 	@echo "make demo       set up, then run a pipeline over generated documents on this machine, and plan one for a cluster"
@@ -27,8 +27,13 @@ help:
 demo: $(VENV)/.core
 	@$(BIN)/dovetail demo
 
-test: check
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory -j2 check compiled-tests
 	$(BIN)/pytest -n $(TESTERS) --durations=30
+
+# otherwise all processes of pytest compile all tests at the same time
+compiled-tests: $(VENV)/.dev
+	@$(BIN)/pytest --collect-only -q > $(VENV)/collected.txt || { tail -40 $(VENV)/collected.txt; exit 1; }
 
 test-quick: $(VENV)/.dev
 	DOVETAIL_TEST_QUICK=1 $(BIN)/pytest -q -n $(TESTERS) tests/test_errors.py tests/test_documents.py tests/resources tests/pipeline tests/scheduling tests/control tests/streaming

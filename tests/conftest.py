@@ -3,6 +3,7 @@ in `make test` and much in `make test-long`, and the tests that need Ray run in 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -58,7 +59,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("ray") or RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.xdist_group("ray"))
-            _append_group(item, "ray")
+        group = item.get_closest_marker("xdist_group")
+        if group is not None:
+            _append_group(item, group.args[0])
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
     if os.environ.get("DOVETAIL_TEST_LONG"):
         return
@@ -66,6 +69,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if {"long", "bar"} & set(item.keywords):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude all that exists now from garbage collection: half a million objects, mostly of libraries and tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from dovetail.engines.local import buffer_pool as pool_module
 from dovetail.engines.local.buffer_pool import BufferPool, MappedPayload, PlacedPayload
@@ -26,6 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MB = 1_000_000
+pytestmark = pytest.mark.xdist_group("models")  # one process imports torch
+
+
+def tensor(value: float) -> Any:
+    import torch
+
+    return torch.full((MB,), float(value))
 
 
 def array(fill: int, size: int = MB) -> Any:
@@ -89,14 +95,14 @@ def pool(tmp_path: Path) -> Iterator[BufferPool]:
 
 
 def test_a_payload_round_trips(pool: BufferPool) -> None:
-    items = [array(1), torch.ones(MB), pa.array(range(MB)), bytes(MB), bytearray(MB), {"a": [1, "x"]}]
+    items = [array(1), tensor(1), pa.array(range(MB)), bytes(MB), bytearray(MB), {"a": [1, "x"]}]
     placed = pool.put(pack_items([7], items))
     assert not placed.spilled
     reading = MappedPayload(placed.fd, placed.lengths)
     keys, back = unpack_payload(reading.stream, reading.buffers)
     assert keys == [7]
     assert (back[0] == 1).all()
-    assert torch.equal(back[1], items[1])
+    assert back[1].equal(items[1])
     assert back[2].equals(items[2])
     assert back[3:] == items[3:]
     del back
@@ -166,7 +172,7 @@ def test_a_discarded_buffer_is_never_reused(pool: BufferPool) -> None:
 
 KEPT: dict[str, Any] = {
     "array": (lambda: array(1), lambda item: item[5:10], lambda kept: kept.tolist() == [1] * 5),
-    "tensor": (lambda: torch.ones(MB), lambda item: item[5:10], lambda kept: kept.tolist() == [1] * 5),
+    "tensor": (lambda: tensor(1), lambda item: item[5:10], lambda kept: kept.tolist() == [1] * 5),
     "table": (lambda: pa.array([1] * MB), lambda item: item[5:10], lambda kept: kept.to_pylist() == [1] * 5),
     "view": (lambda: array(1), lambda item: memoryview(item), lambda kept: bytes(kept) == bytes([1]) * MB),
 }
@@ -202,7 +208,7 @@ def test_a_kept_view_would_change_if_its_buffer_were_reused(pool: BufferPool) ->
 
 
 def test_writes_of_a_reader_are_private(pool: BufferPool) -> None:
-    placed = pool.put(pack_items((), [array(1), torch.ones(MB)]))
+    placed = pool.put(pack_items((), [array(1), tensor(1)]))
     reading, items = load(placed)
     other, others = load(placed)
     items[0][:] = 9
@@ -214,7 +220,7 @@ def test_writes_of_a_reader_are_private(pool: BufferPool) -> None:
     del items, others, those
     assert [one.close() for one in (reading, other, later)] == [True, True, True]
     pool.free(placed.buffer)
-    again = pool.put(pack_items((), [array(3), torch.full((MB,), 3.0)]))
+    again = pool.put(pack_items((), [array(3), tensor(3)]))
     assert again.buffer == placed.buffer
     assert values(again) == [3, 3]
 
@@ -233,7 +239,7 @@ def test_the_descriptor_may_be_closed_after_mapping(pool: BufferPool) -> None:
 
 
 def test_a_failed_load_keeps_nothing_mapped(pool: BufferPool) -> None:
-    placed = pool.put(pack_items((), [array(4), BadReduce(), torch.ones(MB)]))
+    placed = pool.put(pack_items((), [array(4), BadReduce(), tensor(1)]))
     reading = MappedPayload(placed.fd, placed.lengths)
     with pytest.raises(RuntimeError, match="cannot be made") as caught:
         unpack_payload(reading.stream, reading.buffers)

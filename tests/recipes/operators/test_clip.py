@@ -11,6 +11,7 @@ import subprocess
 import sys
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,8 +30,11 @@ from dovetail.recipes.operators.image_text_similarity_filter import (
     strip_special_tokens,
 )
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail-ml[models]'")
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'dovetail-ml[models]'")
+MISSING = [name for name in ("torch", "transformers") if find_spec(name) is None]
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}: pip install 'dovetail-ml[models]'"),
+    pytest.mark.xdist_group("models"),  # one process imports the libraries and loads the model
+]
 
 COLOURS = ((250, 10, 10), (10, 250, 10), (10, 10, 250), (250, 250, 0), (0, 0, 0), (255, 255, 255))
 
