@@ -30,7 +30,7 @@ def until(condition: Callable[[], object], what: str = "the condition holds", ti
             return time.monotonic() - began
         now = time.monotonic()
         assert now - began < timeout_s, f"after {timeout_s:g} s it is still not true that {what}"
-        time.sleep(max(0.005, 5 * (now - asked)))
+        time.sleep(min(max(0.005, 5 * (now - asked)), 0.5))
 
 
 @contextmanager
