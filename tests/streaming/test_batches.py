@@ -84,6 +84,17 @@ def test_only_the_last_batch_of_an_epoch_is_partial(
     assert sum(message.items for message in rig.messages("b")) == sum(fan[n % len(fan)] for n in range(items))
 
 
+def test_a_fast_unit_does_not_make_epochs_large_while_the_speed_of_the_next_is_unknown() -> None:
+    rig = simulate_stages(
+        [stage("fast", workers=1), stage("slow", batch_size=10, workers=1)],
+        {"fast": Behaviour(0.00001), "slow": Behaviour(5.0)},
+        5000,
+        options=StreamOptions(replan=False, follow_plan=True, max_epoch_s=1.0, target_epoch_s=0.5),
+    )
+    first = min(rig.all(Deliver), key=lambda deliver: deliver.first)
+    assert 20 * 10 <= first.last < 2 * 20 * 10, "20 batches of the slow unit, and the rest of a segment"
+
+
 def test_many_short_batches_share_a_message_and_the_function_sees_its_batch_size() -> None:
     rig = simulate_stages([stage("a", batch_size=3, workers=1)], {"a": Behaviour(0.0001)}, 6000, options=STEADY)
     messages = rig.messages("a")

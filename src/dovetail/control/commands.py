@@ -87,6 +87,8 @@ class Pull:
     items: int
     segment_items: int = 1 << 10
     """Items per segment: the message size of the first unit."""
+    max_segment_items: int = 1 << 62
+    """Limit for a source that prefers larger segments: the size of an epoch, which consists of whole segments."""
 
 
 @dataclass(slots=True)

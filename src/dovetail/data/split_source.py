@@ -80,7 +80,10 @@ class SplitSource:
                 marks = dict(self._marks)
             cursor.seek(pull.first, marks)
         rows = (
-            max(pull.segment_items, min(COARSE_SPLIT_FACTOR * pull.segment_items, MAX_COARSE_SPLIT_ROWS))
+            max(
+                pull.segment_items,
+                min(COARSE_SPLIT_FACTOR * pull.segment_items, MAX_COARSE_SPLIT_ROWS, pull.max_segment_items),
+            )
             if cursor.prefers_large_splits
             else max(1, pull.segment_items)
         )

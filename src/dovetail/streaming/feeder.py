@@ -148,10 +148,11 @@ class Feeder:
             # half of what a queue may hold in bytes at most, so that one request cannot overfill it
             max_bytes = self.state.options.byte_budget // len(self.state.units) // 2
             items = min(items, max(1, int(max_bytes / self._item_bytes)))
-        segment_items = min((unit.message_items for unit in served), default=items)
+        max_segment_items = self.target_epoch_items()
+        segment_items = min(min((unit.message_items for unit in served), default=items), max_segment_items)
         self.items_requested = items
         self._requested_at = self.state.now
-        self.state.emit(Pull(first, items, segment_items))
+        self.state.emit(Pull(first, items, segment_items, max_segment_items))
 
     def on_items_arrived(self, event: ItemsArrived) -> None:
         number = event.first

@@ -73,8 +73,9 @@ class SimulatedData:
         if self._items is not None:
             last = min(last, self._items)
         time = self._time_after_reading(max(self._engine.now(), self._next_read_s), 0.0)
-        for first in range(pull.first, last, self._arrival_items):
-            count = min(self._arrival_items, last - first)
+        arrival_items = min(self._arrival_items, pull.max_segment_items)
+        for first in range(pull.first, last, arrival_items):
+            count = min(arrival_items, last - first)
             time = self._time_after_reading(time, 0.0 if self._rate is None else count / self._rate)
             self._engine.schedule(time, self._arrive, (first, count))
         self.pulled += max(last - pull.first, 0)
