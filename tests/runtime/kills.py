@@ -314,9 +314,13 @@ class Killed:
             assert script.process.wait(PATIENCE_S) == -9, script.output
 
     def committed(self, least: int = 1, **more: Any) -> None:
-        """Killed with something done and something not."""
+        """Killed with something done and something not. An epoch of rows that were all dropped has no results."""
         more = {"hold": 2000, "sleep": 0.001, **more}
-        assert self.kill_when(lambda: len(self.told().entries) >= least, f"{least} epochs are done", **more)
+
+        def done() -> bool:
+            return sum(bool(entry.result_count or entry.spooled) for entry in self.told().entries.values()) >= least
+
+        assert self.kill_when(done, f"{least} epochs with results are done", **more)
         assert self.told().finished is None
 
     def finish(self, **more: Any) -> str:
