@@ -32,7 +32,7 @@ RAY_FIXTURES = {"ray_cluster", "ray_address"}
 
 # the same examples every time, so that a change is judged by what it changed; `make test-long` looks for new ones
 common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("short", common, max_examples=20, derandomize=True)
+settings.register_profile("short", common, max_examples=15, derandomize=True)
 settings.register_profile("quick", common, max_examples=5, derandomize=True)
 settings.register_profile("long", common, max_examples=500)
 QUICK, LONG = "DOVETAIL_TEST_QUICK" in os.environ, "DOVETAIL_TEST_LONG" in os.environ
