@@ -11,6 +11,7 @@ from dovetail.engines.simulated.world import LoseNode, ScriptedEvent, world_from
 from dovetail.observe.history import RunHistory
 from dovetail.observe.replay import controller_from_record, replay
 from dovetail.observe.summary import summarize_run
+from dovetail.scheduling.demand import Profile
 from stage_functions import same
 
 if TYPE_CHECKING:
@@ -95,6 +96,19 @@ def test_deaths_and_lost_nodes_lose_no_item() -> None:
     assert result.status == "finished", result.error
     assert result.delivered == 20_000
     assert sum(unit.lost for unit in result.summary.units) > 10
+
+
+def test_a_simulation_uses_measured_speeds_returns_and_setup_times() -> None:
+    pipe = dt.Pipeline([dt.Stage("split", same, fuse=False), dt.Stage("write", same, fuse=False)])
+    profiles = {"split": Profile(rate=50.0, returns=3.0, setup_s=4.0), "write": Profile(rate=60.0, setup_s=0.5)}
+    made = dt.simulate(pipe, "1x(8cpu, 16GB)", 20_000, profiles=profiles, spread=0.0)
+    assert made.delivered == 3 * 20_000
+    assert made.rate == pytest.approx(made.plan.rate, rel=0.05)
+    assert {unit.rate_source for unit in made.plan.units} == {"measured"}
+    workers = {unit.name: unit.started for unit in made.summary.units}
+    setup = {unit.name: unit.setup_s for unit in made.summary.units}
+    assert setup["split"] == pytest.approx(4.0 * workers["split"])
+    assert setup["write"] == pytest.approx(0.5 * workers["write"])
 
 
 def test_an_unknown_rate_is_measured_during_the_run() -> None:

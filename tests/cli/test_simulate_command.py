@@ -39,6 +39,32 @@ def test_json_is_the_summary_and_nothing_else(tmp_path: Path) -> None:
     assert {unit["name"] for unit in data["units"]} >= {"download", "caption", "write"}
 
 
+PIPELINE = """
+name: lengths
+source: rows.jsonl
+sink: out.jsonl
+stages:
+  - {name: measure, run: "steps:measure"}
+"""
+STEPS = "def measure(rows):\n    return [{**row, 'n': len(row['text'])} for row in rows]\n"
+
+
+def test_speeds_of_earlier_runs_are_used_unless_asked_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.yaml").write_text(PIPELINE)
+    Path("steps.py").write_text(STEPS)
+    Path("rows.jsonl").write_text('{"text": "word"}\n' * 5000)
+    simulated = ("simulate", "p.yaml", "--cluster", "1x(2cpu, 4GB)", "--items", "1000")
+    before = run(tmp_path, *simulated)
+    assert "note: the speed of measure is not known" in before.stderr
+    assert run(tmp_path, "run", "p.yaml").returncode == 0
+    after = run(tmp_path, *simulated)
+    assert "note: the speed of measure was measured in 1 run" in after.stderr, after.stderr
+    assert "note: the speed of measure is not known" in run(tmp_path, *simulated, "--no-profiles").stderr
+
+
 def test_a_recorded_simulation_replays_the_same(tmp_path: Path) -> None:
     assert run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "300", "--record").returncode == 0
     shown = run(tmp_path, "replay", "last")

@@ -59,7 +59,7 @@ def test_later_runs_count_more() -> None:
     assert both.setup_s is not None
     assert 2 < both.setup_s < 2.5
     assert both.peak_bytes == 9 * 10**7
-    assert (both.runs, both.items, both.seconds, both.when) == (2, 2000, 20.0, 5.0)
+    assert (both.runs, both.items, both.seconds, both.when) == (2, 1250, 12.5, 5.0)
 
 
 def test_a_change_of_speed_is_learned_in_a_few_runs() -> None:
@@ -74,8 +74,20 @@ def test_little_does_not_take_the_place_of_much() -> None:
     assert blend(GOOD, replace(GOOD, items=10**6, seconds=0.01)) == GOOD
     assert blend(LITTLE, GOOD) == GOOD
     assert blend(None, LITTLE) == LITTLE
-    short = blend(GOOD, replace(GOOD, seconds=0.1, seconds_per_item=0.02))
-    assert 0.01 < short.seconds_per_item < 0.015
+
+
+def test_a_short_run_changes_little() -> None:
+    """After `--limit 10` of a stage that seemed to be 10 times slower, the next prediction is nearly the same."""
+    short = blend(GOOD, replace(GOOD, items=10, seconds=1.0, seconds_per_item=0.1))
+    assert 0.01 < short.seconds_per_item < 0.0111
+    assert short.items > 800
+
+
+def test_many_short_runs_change_as_much_as_a_long_one() -> None:
+    known = GOOD
+    for _ in range(100):
+        known = blend(known, replace(GOOD, items=20, seconds=1.0, seconds_per_item=0.05))
+    assert known.seconds_per_item == pytest.approx(0.05, rel=0.05)
 
 
 def test_profiles_of_two_runs_are_merged() -> None:

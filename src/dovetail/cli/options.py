@@ -90,6 +90,10 @@ def mode_option() -> Decorator:
     )
 
 
+def no_profiles_option() -> Decorator:
+    return click.option("--no-profiles", is_flag=True, help="Ignore measurements of earlier runs.")
+
+
 def set_option() -> Decorator:
     return click.option(
         "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override a value of FILE; may be repeated."

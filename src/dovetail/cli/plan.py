@@ -18,6 +18,7 @@ from dovetail.cli.options import (
     file_argument,
     json_option,
     mode_option,
+    no_profiles_option,
     output_option,
     set_option,
 )
@@ -70,7 +71,7 @@ dataset and operators are available, unless --no-probe is given.
 @click.option("--no-probe", is_flag=True, help="Do not measure a recipe with a few rows first.")
 @set_option()
 @click.option("--source", metavar="PATH", type=FILE_PATH, help="Probe with this instead of FILE's source.")
-@click.option("--no-profiles", is_flag=True, help="Ignore measurements of earlier runs.")
+@no_profiles_option()
 def plan(
     file: str,
     cluster_spec: str,

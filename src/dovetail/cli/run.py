@@ -312,6 +312,7 @@ def _show_plan(plan: dt.Plan) -> None:
 def _simulate(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
     from dovetail.observe.summary_text import next_step_lines, result_lines
     from dovetail.runtime.simulation import simulate
+    from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
 
     cluster = dt.Cluster.of(asked.cluster or "auto")
     job = fit_to_cluster(job, cluster)
@@ -325,6 +326,7 @@ def _simulate(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
             asked.limit,
             mode=mode,
             plan=plan,
+            profiles=load_profiles(job.pipeline, cluster, *source_sink_kinds(job)),
             run_dir=how.run_dir,
             record=how.record,
             progress=True,

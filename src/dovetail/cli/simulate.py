@@ -8,12 +8,21 @@ import sys
 import click
 
 import dovetail as dt
-from dovetail.cli.options import cluster_option, file_argument, json_option, mode_option, run_dir_option, set_option
+from dovetail.cli.options import (
+    cluster_option,
+    file_argument,
+    json_option,
+    mode_option,
+    no_profiles_option,
+    run_dir_option,
+    set_option,
+)
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD
 from dovetail.runtime.simulation import simulate as run_simulated
+from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
 
 OPTION_NAMES = {"setup_s": "setup", "deaths_per_hour": "deaths", "node_losses_per_hour": "node_losses"}
 """Arguments of dt.simulate whose option has another name."""
@@ -52,13 +61,12 @@ Examples:
     "--setup",
     "setup_s",
     type=float,
-    default=DEFAULT_SETUP_S,
-    show_default=True,
     metavar="SECONDS",
-    help="Setup time of a worker.",
+    help=f"Setup time of a worker.  [default: as measured in earlier runs, else {DEFAULT_SETUP_S:g}]",
 )
 @click.option("--deaths", type=float, default=0.0, metavar="N", help="Crashes per worker and hour.")
 @click.option("--node-losses", type=float, default=0.0, metavar="N", help="Losses per node and hour.")
+@no_profiles_option()
 @run_dir_option()
 @click.option("--record", is_flag=True, help="Record the controller's input for dovetail replay.")
 @json_option("Print the summary as JSON.")
@@ -70,16 +78,18 @@ def simulate(
     sets: tuple[str, ...],
     seed: int,
     spread: float,
-    setup_s: float,
+    setup_s: float | None,
     deaths: float,
     node_losses: float,
+    no_profiles: bool,
     run_dir: str | None,
     record: bool,
     as_json: bool,
 ) -> None:
     """Simulate the pipeline in FILE on a cluster, in virtual time.
 
-    Plan and controller are those of a real run; no work is done.
+    Plan and controller are those of a real run; no work is done. Speeds are those of earlier runs, as for dovetail
+    plan.
     """
     cluster = dt.Cluster.of(cluster_spec)
     job = fit_to_cluster(load_run_spec(file, sets), cluster)
@@ -94,6 +104,7 @@ def simulate(
             setup_s=setup_s,
             deaths_per_hour=deaths,
             node_losses_per_hour=node_losses,
+            profiles={} if no_profiles else load_profiles(job.pipeline, cluster, *source_sink_kinds(job)),
             run_dir=run_dir,
             record=record,
             progress=True,
@@ -103,6 +114,8 @@ def simulate(
         raise infeasible_error_for_file(error, job, cluster, mode) from None
     except dt.ConfigError as error:
         raise SimulateSurface().error(error) from None
+    for note in result.plan.assumptions:
+        click.echo(f"note: {note}", err=True)
     if as_json:
         click.echo(json.dumps(result.summary.to_dict(), indent=2))
     else:

@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 MAX_FILES = 2000
-MIN_ITEMS = 8
-MIN_SECONDS = 0.05
-"""Minimum items and seconds of a run: a smaller one never replaces a larger one."""
-NEW_RUN_WEIGHT = 0.7
-SHORT_RUN_WEIGHT = 0.3
-"""Weight of the newest run against all earlier runs; smaller for a short run."""
-LONG_RUN_S = 1.0
+SMALL_SAMPLE_ITEMS = 7
+SMALL_SAMPLE_S = 0.05
+"""A measurement of at most so many items or seconds never replaces a larger one."""
+HALF_LIFE_S = 5.0
+"""Worker-seconds of a new measurement after which earlier items count half."""
 PEAK_DECAY = 0.9
 _WRITE_LOCK = Lock()
 """Runs of one process would write to the same temporary file."""
@@ -61,16 +59,16 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True)
 class StageMeasurement:
-    """Measurements of a stage; later runs weigh more."""
+    """Measurements of a stage, averaged over items; earlier items count less, by the length of later runs."""
 
     seconds_per_item: float
     """Seconds of one worker per input item."""
     returns: float
     """Output items per input item."""
     items: int
-    """Items in all runs."""
+    """Items that the averages stand for."""
     seconds: float
-    """Seconds of work in all runs."""
+    """Worker-seconds that the averages stand for."""
     setup_s: float | None = None
     """Setup seconds of one worker; None: not measured."""
     peak_bytes: int | None = None
@@ -81,7 +79,7 @@ class StageMeasurement:
 
     @property
     def is_small_sample(self) -> bool:
-        return self.items < MIN_ITEMS or self.seconds < MIN_SECONDS
+        return self.items <= SMALL_SAMPLE_ITEMS or self.seconds < SMALL_SAMPLE_S
 
 
 def profiles_folder() -> Path:
@@ -132,12 +130,15 @@ def write_profiles(measured: Mapping[ProfileKey, StageMeasurement], wall: float 
 
 
 def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasurement:
-    """Recent runs weigh more; a short run never replaces a long one."""
+    """Average of both, weighted by items; the longer the new measurement, the less earlier items count. A small sample
+    never replaces a larger one."""
     if old is None or (old.is_small_sample and not new.is_small_sample):
         return new
     if new.is_small_sample and not old.is_small_sample:
         return old
-    share = NEW_RUN_WEIGHT if new.seconds >= min(LONG_RUN_S, old.seconds) else SHORT_RUN_WEIGHT
+    decay = 0.5 ** (new.seconds / HALF_LIFE_S)
+    old_items = decay * old.items
+    share = new.items / (old_items + new.items)
 
     def mix(before: float, now: float) -> float:
         return (1 - share) * before + share * now
@@ -149,8 +150,8 @@ def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasureme
     return StageMeasurement(
         seconds_per_item=mix(old.seconds_per_item, new.seconds_per_item),
         returns=mix(old.returns, new.returns),
-        items=old.items + new.items,
-        seconds=old.seconds + new.seconds,
+        items=round(old_items) + new.items,
+        seconds=decay * old.seconds + new.seconds,
         setup_s=setup,
         peak_bytes=peak,
         runs=old.runs + 1,

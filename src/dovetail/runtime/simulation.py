@@ -21,19 +21,21 @@ from dovetail.observe.run_folder import create_run
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import summary_lines
 from dovetail.runtime.run_loop import run_with_observers
+from dovetail.scheduling.demand import stage_rates
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from dovetail.control.engine import Observer
     from dovetail.observe.summary import RunSummary
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
-    from dovetail.scheduling.plan import Plan
+    from dovetail.scheduling.demand import Profile
+    from dovetail.scheduling.plan import Plan, UnitPlan
 
 DEFAULT_SETUP_S = 1.0
 DEFAULT_SPREAD = 0.3
@@ -52,7 +54,8 @@ class Randomness:
 
     seed: int
     spread: float
-    setup_s: float
+    setup_s: float | None
+    """None: as measured, or DEFAULT_SETUP_S."""
     deaths_per_hour: float
     node_losses_per_hour: float
 
@@ -101,10 +104,11 @@ def simulate(
     mode: str = "auto",
     seed: int = 0,
     spread: float = DEFAULT_SPREAD,
-    setup_s: float = DEFAULT_SETUP_S,
+    setup_s: float | None = None,
     deaths_per_hour: float = 0.0,
     node_losses_per_hour: float = 0.0,
     plan: Plan | None = None,
+    profiles: Mapping[str, Profile] | None = None,
     world: World | None = None,
     options: StreamOptions | None = None,
     run_dir: str | Path | None = None,
@@ -114,18 +118,21 @@ def simulate(
 ) -> Simulation:
     """Simulate the pipeline on a cluster in virtual time, with the controller of a real run and simulated workers.
 
-    Workers process items at the `rate` of their stage (or the rate that the plan assumes); call times vary with a
-    lognormal distribution of sigma `spread`. `items` is the number of source items (default: one minute of work).
-    `world` replaces all of these settings. A run folder is written; `record=True` adds the input of the controller.
+    Workers process items at the `rate` of their stage, else at the speed in `profiles` (as for `dt.plan`), else at the
+    speed that the plan assumes; call times vary with a lognormal distribution of sigma `spread`. A worker needs
+    `setup_s` to start (default: as in `profiles`, else 1 s). `items` is the number of source items (default: one minute
+    of work). `world` replaces all of these settings. A run folder is written; `record=True` adds the input of the
+    controller.
     """
     chances = Randomness(seed, spread, setup_s, deaths_per_hour, node_losses_per_hour)
     _check_numbers(chances, items)
-    made = plan or make_plan(pipeline, cluster, mode)
+    profiles = profiles or {}
+    made = plan or make_plan(pipeline, cluster, mode, profiles=profiles)
     count = items if items is not None else min(MAX_DEFAULT_ITEMS, max(1, round(DEFAULT_DURATION_S * made.rate)))
-    world = world or _world(pipeline, made, chances)
+    world = world or _world(pipeline, made, profiles, chances)
     engine = SimulatedEngine(world, made.cluster)
     works = unit_specs(pipeline, made)
-    stream = StreamController(works, made, options or StreamOptions(hop_s=world.hop_s))
+    stream = StreamController(works, made, options or StreamOptions())
     folder = create_run(made.name, run_dir)
     recorder = Recorder(folder, _about(made, what, count, world), stream.view, stream.workers, plan=made.to_json())
     observers: list[Observer] = [recorder]
@@ -163,7 +170,8 @@ def _reduced_gc() -> Iterator[None]:
 
 
 def _check_numbers(chances: Randomness, items: int | None) -> None:
-    numbers = {item.name: getattr(chances, item.name) for item in fields(chances)}
+    given = ((item.name, getattr(chances, item.name)) for item in fields(chances))
+    numbers = {name: value for name, value in given if (name, value) != ("setup_s", None)}
     if items is not None:
         numbers["items"] = items
     problems = [problem for name, value in numbers.items() for problem in _range_errors(name, value)]
@@ -183,16 +191,23 @@ def _range_errors(name: str, value: object) -> list[Problem]:
     return []
 
 
-def _world(pipeline: Pipeline, plan: Plan, chances: Randomness) -> World:
-    """Workers whose mean rate is that of the plan."""
+def _world(pipeline: Pipeline, plan: Plan, profiles: Mapping[str, Profile], chances: Randomness) -> World:
+    """Workers whose mean rate is that of the plan. Rates contain the cost of messages, so these take no time."""
     behaviours = {}
+    all_returns = stage_rates(pipeline, profiles).returns
     for unit in plan.units:
-        returns = math.prod(stage.returns for stage in map(pipeline.stage, unit.stages) if stage.returns is not None)
+        returns = math.prod(all_returns[stage] for stage in unit.stages)
         behaviours[unit.name] = Behaviour(
             seconds_per_item=(pipeline.stage(unit.stages[0]).slots or 1) / unit.rate,
             returns=returns,
             spread=Lognormal(chances.spread) if chances.spread else Constant(),
-            setup_s=chances.setup_s,
+            setup_s=_setup_s(unit, profiles) if chances.setup_s is None else chances.setup_s,
             deaths_per_hour=chances.deaths_per_hour,
         )
-    return World(behaviours, seed=chances.seed, node_losses_per_hour=chances.node_losses_per_hour)
+    return World(behaviours, seed=chances.seed, node_losses_per_hour=chances.node_losses_per_hour, hop_s=0.0)
+
+
+def _setup_s(unit: UnitPlan, profiles: Mapping[str, Profile]) -> float:
+    """The longest measured setup of the stages of a unit: each was measured with all that share its worker."""
+    measured = [profiles[stage].setup_s for stage in unit.stages if stage in profiles]
+    return max((seconds for seconds in measured if seconds is not None), default=DEFAULT_SETUP_S)

@@ -1,10 +1,9 @@
 """Measured profiles of stages: lookup for planning, and the observer that measures a run for later ones.
 
-A profile is the number of items per second that one worker takes in while it always has input. Time in user code
-alone
-underestimates the cost of messages, so for units that were saturated the ratio of elapsed to busy time corrects it;
-other
-units get a typical overhead per message.
+A profile is the number of items per second that one worker takes in while it always has input. Every message is
+measured from the moment when its worker could begin it until its result arrives, which includes the cost of the
+message. Time in which a worker waited for input, or for space in a queue after it, does not count, nor do the first
+message of a worker and batches that were not full.
 """
 
 from __future__ import annotations
@@ -13,11 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heapreplace
 from typing import TYPE_CHECKING, Any
 
+from dovetail.control.commands import RunBatches
+from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost
 from dovetail.errors import DovetailError
-from dovetail.observe.profiles import ProfileKey, StageMeasurement, read_profile, write_profiles
+from dovetail.observe.profiles import SMALL_SAMPLE_ITEMS, ProfileKey, StageMeasurement, read_profile, write_profiles
 from dovetail.observe.text_format import format_count, format_duration
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.scheduling.demand import Profile
@@ -33,21 +35,10 @@ if TYPE_CHECKING:
     from dovetail.runtime.run_spec import RunSpec
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import UnitSpec
-    from dovetail.streaming.view import StreamView, UnitView
+    from dovetail.streaming.view import StreamView
 
 SinkKinds = str | Mapping[str, str]
 """Kind of sink: one for all leaves, or leaf -> kind."""
-
-SAMPLE_INTERVAL_S = 0.1
-MIN_SATURATED_WORKER_S = 0.25
-"""Minimum worker-seconds for a measurement of a saturated unit."""
-MIN_SATURATED_MESSAGES = 4.0
-MIN_BUSY_SHARE = 0.5
-"""Minimum busy share of its slots for a unit to count as saturated: a unit that is blocked by later units also has a
-backlog."""
-MESSAGE_OVERHEAD_S = 0.0003
-MIN_MESSAGE_WORK_S = 0.004
-"""Approximate cost of a message outside of user code, and the work in the smallest message."""
 
 
 # --- before a run
@@ -174,15 +165,50 @@ def storage_keys(
 
 
 @dataclass(slots=True)
-class _SaturatedTime:
-    """Time during which all workers of a unit had a backlog."""
+class _WorkTime:
+    """Work of a unit: slot-seconds, and items in, items out and seconds in user code per stage."""
 
-    worker_s: float = 0.0
-    busy_s: float = 0.0
+    slot_s: float = 0.0
+    stages: list[list[float]] = field(default_factory=list)
+
+    def add(self, slot_s: float, stages: list[tuple[int, int, float]]) -> None:
+        self.slot_s += slot_s
+        if not self.stages:
+            self.stages = [[0, 0, 0.0] for _ in stages]
+        for total, counts in zip(self.stages, stages, strict=True):
+            for index, count in enumerate(counts):
+                total[index] += count
+
+
+@dataclass(slots=True)
+class _SentMessage:
+    """A message at a worker."""
+
+    at: float
+    worker: int
+    unit: str
+    full: bool
+    """Whether all of its batches have the configured size."""
+
+
+class _WorkerTime:
+    """When the slots of a worker became free."""
+
+    __slots__ = ("_free_at", "messages")
+
+    def __init__(self, slots: int) -> None:
+        self._free_at = [0.0] * slots
+        self.messages = 0
+
+    def end_message(self, sent_at: float, now: float) -> float:
+        """Seconds for which a message that was sent then has used a slot. A message that was sent in advance waited
+        until a slot became free."""
+        self.messages += 1
+        return now - max(sent_at, heapreplace(self._free_at, now))
 
 
 class ProfileObserver:
-    """Observer that samples a few times per second and stores measurements at the end."""
+    """Observer that measures every message and stores profiles at the end."""
 
     def __init__(
         self,
@@ -196,78 +222,74 @@ class ProfileObserver:
     ) -> None:
         """`keys` as from `storage_keys`; `peaks`: unit -> peak memory of one of its workers."""
         self._view = view
-        self._slots = {unit.name: unit.slots for unit in units}
+        self._units = {unit.name: unit for unit in units}
         self._keys = keys
         self._peaks, self._store, self._say = peaks, keep, say
-        self._due = 0.0
-        self._at = 0.0
-        self._before: dict[str, UnitView] = {}
-        self._saturated: dict[str, dict[int, _SaturatedTime]] = {}
+        self._sent: dict[int, _SentMessage] = {}
+        self._workers: dict[int, _WorkerTime] = {}
+        self._steady: dict[str, _WorkTime] = {}
+        self._first: dict[str, _WorkTime] = {}
+        """First messages of workers, and messages with incomplete batches."""
         self._closed = False
 
-    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if now >= self._due:
-            self._due = now + SAMPLE_INTERVAL_S
-            self._sample(now)
+    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        for event in events:
+            if isinstance(event, BatchesDone):
+                self._end_message(now, event)
+            elif isinstance(event, BatchesReturned):
+                self._sent.pop(event.message, None)
+            elif isinstance(event, WorkerLost) and self._workers.pop(event.worker, None) is not None:
+                self._sent = {number: sent for number, sent in self._sent.items() if sent.worker != event.worker}
+        for command in commands:
+            if isinstance(command, RunBatches):
+                full = command.items % command.batch_size == 0
+                self._sent[command.message] = _SentMessage(now, command.worker, command.hosted, full)
 
     def close(self, now: float) -> None:
         """Stores the measurements once."""
         if self._closed:
             return
         self._closed = True
-        view = self._view(now)
-        warning = self._store(self.measured(view))
+        warning = self._store(self.measured(self._view(now)))
         if warning:
             self._say(warning)
 
-    def _sample(self, now: float) -> None:
-        view, passed = self._view(now), now - self._at
-        for unit in view.units:
-            before = self._before.get(unit.name)
-            if before is not None and _is_steady(before, unit):
-                by_count = self._saturated.setdefault(unit.name, {})
-                sums = by_count.setdefault(unit.ready, _SaturatedTime())
-                sums.worker_s += unit.ready * passed
-                sums.busy_s += unit.busy_s_total - before.busy_s_total
-        self._before = {unit.name: unit for unit in view.units}
-        self._at = now
+    def _end_message(self, now: float, event: BatchesDone) -> None:
+        message = self._sent.pop(event.message, None)
+        if message is None or event.stages is None:
+            return
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            worker = self._workers[event.worker] = _WorkerTime(self._units[message.unit].slots)
+        is_first = not worker.messages
+        slot_s = worker.end_message(message.at, now)
+        if not event.failures:
+            kind = self._first if is_first or not message.full else self._steady
+            kind.setdefault(message.unit, _WorkTime()).add(slot_s, event.stages)
 
     def measured(self, view: StreamView) -> dict[ProfileKey, StageMeasurement]:
         """Measurements of stages that did work, under all their keys."""
         peaks = self._peaks()
         found: dict[ProfileKey, StageMeasurement] = {}
         for unit in view.units:
-            factor = self._overhead_factor(unit)
+            steady = self._steady.get(unit.name)
+            work = steady or self._first.get(unit.name)
+            if work is None:
+                continue
             ready = unit.started_total - unit.starting - unit.lost_total
             setup_s = unit.setup_s_total / ready if ready > 0 else None
-            for name, taken, given, seconds in unit.stages:
+            spec = self._units[unit.name]
+            code_s = sum(seconds for _, _, seconds in work.stages)
+            for name, (taken, given, seconds) in zip(spec.stages, work.stages, strict=True):
                 if taken > 0 and seconds > 0:
+                    worker_s = work.slot_s / spec.slots * seconds / code_s
                     measured = StageMeasurement(
-                        seconds_per_item=factor * seconds / taken,
+                        seconds_per_item=worker_s / taken,
                         returns=given / taken,
-                        items=taken,
-                        seconds=seconds,
+                        items=int(taken) if steady else min(int(taken), SMALL_SAMPLE_ITEMS),
+                        seconds=worker_s,
                         setup_s=setup_s,
                         peak_bytes=peaks.get(unit.name),
                     )
                     found |= dict.fromkeys(self._keys.get(name, ()), measured)
         return found
-
-    def _overhead_factor(self, unit: UnitView) -> float:
-        """Worker seconds per second in user code."""
-        slots = self._slots.get(unit.name, 1)
-        longest = max(
-            self._saturated.get(unit.name, {}).values(), key=lambda sums: sums.worker_s, default=_SaturatedTime()
-        )
-        per_batch = unit.busy_s_total / unit.batches_total if unit.batches_total else 0.0
-        enough = max(MIN_SATURATED_WORKER_S, MIN_SATURATED_MESSAGES * per_batch)
-        if longest.worker_s >= enough and longest.busy_s >= MIN_BUSY_SHARE * slots * longest.worker_s:
-            return longest.worker_s / longest.busy_s
-        return (1 + MESSAGE_OVERHEAD_S / max(MIN_MESSAGE_WORK_S, per_batch)) / slots
-
-
-def _is_steady(before: UnitView, now: UnitView) -> bool:
-    """Whether the workers were the same in both samples and all had a backlog."""
-    if not (before.backlogged and now.backlogged and now.ready and before.ready == now.ready):
-        return False
-    return before.started_total == now.started_total and not (now.starting or now.draining or before.draining)
