@@ -60,6 +60,7 @@ COMMANDS = {
     "completion": ("dovetail.cli.completion", "Print a shell completion script."),
     "demo": ("dovetail.cli.demo", "Run a sample pipeline here, and plan one for a cluster."),
     "drain": ("dovetail.cli.runs", "Stop reading input, finish the work in flight, then exit."),
+    "errors": ("dovetail.cli.errors", "Show the failed items of a run, grouped by error."),
     "explain": ("dovetail.cli.explain", "Explain worker counts, placement and bottlenecks of a plan."),
     "init": ("dovetail.cli.init", "Write an example pipeline or recipe file."),
     "logs": ("dovetail.cli.logs", "Print the output of the workers of a run."),

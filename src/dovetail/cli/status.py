@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,9 @@ from dovetail.observe.run_folder import LAST_RUN, find_run
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.observe.text_format import format_duration
+
+if TYPE_CHECKING:
+    from dovetail.observe.failed_items import RecordedFailure
 
 MAX_SHOWN_LINES = 5
 
@@ -37,7 +40,7 @@ def status(run: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=2))
         return
-    failed = _failed_item_lines(history.failed_items()) if summary.failed else []
+    failed = _failed_item_lines(history.failures(), summary.id)
     decisions, errors = _latest_lines("decisions", summary.decisions), _latest_lines("errors", summary.errors)
     for line in [*result_lines(summary), *decisions, *errors, *failed]:
         click.echo(line)
@@ -47,19 +50,14 @@ def status(run: str, as_json: bool) -> None:
         click.echo(line, err=True)
 
 
-def _failed_item_lines(entries: list[dict[str, Any]]) -> list[str]:
+def _failed_item_lines(failures: list[RecordedFailure], run: str) -> list[str]:
     """The first failed items, with their place in the source and the error."""
-    if not entries:
+    if not failures:
         return []
-    more = f", the first {MAX_SHOWN_LINES} of {len(entries)}" if len(entries) > MAX_SHOWN_LINES else ""
-    lines = ["", f"failed items{more}"]
-    for entry in entries[:MAX_SHOWN_LINES]:
-        key = entry.get("key")
-        number = ".".join(map(str, key)) if isinstance(key, list) else "?"
-        place = entry.get("place") or f"item {number}"
-        why = ": ".join(text for text in (str(entry.get("error", "")), str(entry.get("message", ""))) if text)
-        lines.append(f"  {place}  in {entry.get('unit', '?')}: {' '.join(why.split())[:200]}")
-    return lines
+    all_of_them = f"; all: dovetail errors {run}"
+    more = f", the first {MAX_SHOWN_LINES} of {len(failures)}{all_of_them}" if len(failures) > MAX_SHOWN_LINES else ""
+    shown = failures[:MAX_SHOWN_LINES]
+    return ["", f"failed items{more}", *(f"  {one.place or 'item ?'}  in {one.stage}: {one.text}" for one in shown)]
 
 
 def _latest_lines(what: str, entries: tuple[tuple[float, str], ...]) -> list[str]:

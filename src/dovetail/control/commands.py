@@ -105,7 +105,7 @@ class FailedItem:
     stage: str = ""
     """The stage that failed, if the unit has several and it is known."""
     place: str = ""
-    """File and line of a row that cannot be parsed."""
+    """File and line of a row that cannot be parsed; others are located by their key."""
 
 
 @dataclass(slots=True)
@@ -129,6 +129,16 @@ class Deliver:
 
 
 @dataclass(slots=True)
+class ReportFailure:
+    """Items whose failure ends the run. They are not skipped: their epoch is not delivered.
+
+    Engines ignore it; observers record it.
+    """
+
+    items: list[FailedItem]
+
+
+@dataclass(slots=True)
 class Note:
     """Information for users: a decision with its reason, a worker that started or stopped, an error.
 
@@ -143,6 +153,7 @@ class Note:
 
 EngineCommand = StartWorker | RunBatches | Cancel | StopWorker
 DataCommand = Pull | Deliver
-Command = EngineCommand | DataCommand | Note
+Command = EngineCommand | DataCommand | Note | ReportFailure
 
 DATA_COMMANDS = frozenset({Pull, Deliver})
+OBSERVER_COMMANDS = frozenset({Note, ReportFailure})

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dovetail.control.commands import FailedItem
     from dovetail.control.payload import Segment
     from dovetail.resources.cluster import Node
     from dovetail.resources.seat import Seats
@@ -93,6 +94,8 @@ class RunFailure:
     """Error code; empty: that of a failed run."""
     fix: str = ""
     """One line for users."""
+    items: tuple[FailedItem, ...] = ()
+    """Items whose failure ended the run."""
 
     def __str__(self) -> str:
         return f"{self.code} {self.error}" if self.code else self.error

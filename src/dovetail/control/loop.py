@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.control.commands import DATA_COMMANDS, Note
+from dovetail.control.commands import DATA_COMMANDS, OBSERVER_COMMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ def _submit_commands(commands: Sequence[Command], engine: Engine, data: DataPort
     for_data: list[DataCommand] = []
     for command in commands:
         kind = type(command)
-        if kind is Note:
+        if kind in OBSERVER_COMMANDS:
             continue
         (for_data if kind in DATA_COMMANDS else for_engine).append(command)  # type: ignore[arg-type]
     if for_engine:

@@ -52,6 +52,10 @@ class Source(Protocol):
 
     def close(self) -> None: ...
 
+    def place_of(self, row: int) -> str:
+        """Where the item with this number is, for people: "data/pages.jsonl:17" or "item 17". Thread: any."""
+        ...
+
     @property
     def error(self) -> BaseException | None:
         """The error of the source; the run then ends."""

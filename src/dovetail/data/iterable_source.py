@@ -66,6 +66,9 @@ class IterableSource:
         else:
             self._pulls.put(pull)
 
+    def place_of(self, row: int) -> str:
+        return f"item {row}"
+
     def close(self) -> None:
         self._closed = True
         self._has_items.set()

@@ -233,6 +233,9 @@ class RequestSource:
             self._cut = max(1, pull.segment_items)
         self._send()
 
+    def place_of(self, row: int) -> str:
+        return f"request {row}"
+
     def close(self) -> None:
         self.close_intake(service_closed_error("is over"))
 

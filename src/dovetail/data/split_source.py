@@ -57,6 +57,11 @@ class SplitSource:
         with self._lock:
             return self._marks.get(row)
 
+    def place_of(self, row: int) -> str:
+        with self._lock:
+            marks = dict(self._marks)
+        return self._cursor.place_of(row, marks)
+
     def forget(self, below_row: int) -> None:
         """Forget marks before this row; the last one before it is kept, because the row may lie behind it."""
         with self._lock:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.observe.journal import JOURNAL_VERSION, json_line
+from dovetail.observe.journal import JOURNAL_VERSION, json_line, read_json_lines
+from dovetail.observe.text_format import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from dovetail.control.commands import FailedItem
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 
 MAX_ERRORS_BYTES = 2_000_000
 MAX_ITEM_BYTES = 64_000
+MAX_SHOWN_CHARACTERS = 200
+"""Length of an item in messages."""
+MAX_PLACES = 1000
+"""Maximum number of items whose place in the source is looked up, which opens a file."""
 
 
 class FailedItemLog:
@@ -34,21 +41,26 @@ class FailedItemLog:
         self.path = path
         self.item = item
         self.key = key
+        self.place: Callable[[int], str] | None = None
+        """Number of a source item -> its place in the source, for people."""
         self.limit_bytes = limit_bytes
         self.written = 0
         self.left_out = 0
         self._size = 0
+        self._places = 0
 
-    def write(self, now: float, items: list[FailedItem]) -> None:
+    def write(self, now: float, items: list[FailedItem], *, ended_run: bool = False) -> None:
+        """`ended_run`: the items were not skipped; the run failed with them."""
+        more = {"ended_run": True} if ended_run else {}
         lines = []
         for entry in items:
             if self._size > self.limit_bytes:
                 self.left_out += 1
                 continue
-            line = json_line({"v": JOURNAL_VERSION, "t": round(now, 6), **self._entry(entry)})
+            line = json_line({"v": JOURNAL_VERSION, "t": round(now, 6), **self._entry(entry), **more})
             if len(line) > self.limit_bytes - self._size:
                 line = json_line(
-                    {"v": JOURNAL_VERSION, "t": round(now, 6), "unit": entry.unit, "error": entry.error[:500]}
+                    {"v": JOURNAL_VERSION, "t": round(now, 6), "unit": entry.unit, "error": entry.error[:500], **more}
                 )
             self._size += len(line)
             self.written += 1
@@ -71,8 +83,6 @@ class FailedItemLog:
             "attempts": entry.attempts,
             "part": [segment.id, start, stop],
         }
-        if entry.place:
-            data["place"] = entry.place
         if self.item is not None:
             try:
                 if self.key is not None and entry.key is None:
@@ -80,7 +90,16 @@ class FailedItemLog:
                 data |= encode_item(self.item(entry.part))
             except Exception as error:  # a user's object: reading or pickling it may raise anything
                 data["item_lost"] = f"{type(error).__name__}: {error}"[:500]
-        return data
+        place = entry.place or self._find_place(data["key"])
+        return data | {"place": place} if place else data
+
+    def _find_place(self, key: list[int] | None) -> str:
+        if not key or self.place is None or self._places >= MAX_PLACES:
+            return ""
+        self._places += 1
+        with suppress(Exception):  # the file may be gone
+            return self.place(key[0])
+        return ""
 
 
 def encode_item(item: object, limit_bytes: int = MAX_ITEM_BYTES) -> dict[str, Any]:
@@ -93,7 +112,7 @@ def encode_item(item: object, limit_bytes: int = MAX_ITEM_BYTES) -> dict[str, An
         pass
     packed = pickle.dumps(item)
     if len(packed) <= limit_bytes:
-        return {"item_pickle": base64.b64encode(packed).decode()}
+        return {"item_pickle": base64.b64encode(packed).decode(), "item_repr": repr(item)[:500]}
     return {"item_lost": f"{len(packed)} bytes", "item_repr": repr(item)[:500]}
 
 
@@ -104,3 +123,68 @@ def _survives_json(item: object) -> bool:
     if type(item) is list:
         return all(map(_survives_json, item))
     return item is None or type(item) in (str, int, float, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFailure:
+    """A failed item as the run folder has it."""
+
+    unit: str
+    stage: str
+    """One of the stages of the unit, or the unit if it is not known."""
+    error: str
+    """Type of the exception."""
+    message: str
+    place: str = ""
+    """Where it is in the source: "data/pages.jsonl:17" or "item 17"; empty: unknown."""
+    item: str = ""
+    """The item, shortened; empty: unknown."""
+    traceback: str = ""
+    attempts: int = 1
+    ended_run: bool = False
+    """The run failed with it; otherwise it was skipped."""
+
+    @property
+    def text(self) -> str:
+        """Error and message on one line, shortened."""
+        text = printable(": ".join(part for part in (self.error, self.message) if part))
+        return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
+
+
+def read_failures(path: Path) -> list[RecordedFailure]:
+    """The entries of errors.jsonl."""
+    return [_parse_failure(entry) for entry in read_json_lines(path)]
+
+
+def _parse_failure(entry: Mapping[str, Any]) -> RecordedFailure:
+    key, attempts = entry.get("key"), entry.get("attempts")
+    number = f"item {'.'.join(map(str, key))}" if isinstance(key, list) else ""
+    return RecordedFailure(
+        unit=str(entry.get("unit", "?")),
+        stage=printable(str(entry.get("stage") or entry.get("unit", "?"))),
+        error=printable(str(entry.get("error", ""))),
+        message=str(entry.get("message", "")),
+        place=printable(str(entry.get("place") or number)),
+        item=_item_text(entry),
+        traceback=str(entry.get("detail", "")),
+        attempts=attempts if isinstance(attempts, int) else 1,
+        ended_run=bool(entry.get("ended_run")),
+    )
+
+
+def _item_text(entry: Mapping[str, Any]) -> str:
+    """Pickled items are not opened."""
+    known = json.dumps(entry["item"], ensure_ascii=False) if "item" in entry else str(entry.get("item_repr", ""))
+    text = printable(known)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
+
+
+def group_failures(failures: Iterable[RecordedFailure]) -> list[list[RecordedFailure]]:
+    """Failures of the same stage with the same error, apart from numbers in its message; the largest group first."""
+    groups: dict[tuple[str, str, str], list[RecordedFailure]] = {}
+    for failure in failures:
+        message = "".join("0" if c.isdigit() else c for c in failure.message)
+        while "00" in message:
+            message = message.replace("00", "0")
+        groups.setdefault((failure.stage, failure.error, message), []).append(failure)
+    return sorted(groups.values(), key=len, reverse=True)

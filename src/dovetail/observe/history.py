@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, Problem
 from dovetail.machine.processes import process_start_time
+from dovetail.observe.failed_items import read_failures
 from dovetail.observe.journal import read_json_lines
 from dovetail.observe.run_folder import RunFolder, number_field, read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dovetail.observe.failed_items import RecordedFailure
     from dovetail.scheduling.plan import Plan
 
 LOST_AFTER_S = 10.0
@@ -188,9 +190,9 @@ class RunHistory:
         """Notes of one kind: decision, error, ..."""
         return [it for it in self.timeline if it.kind == "note" and it.data.get("what") == what]
 
-    def failed_items(self) -> list[dict[str, Any]]:
+    def failures(self) -> list[RecordedFailure]:
         """The failed items that were recorded."""
-        return read_json_lines(self.folder.errors)
+        return read_failures(self.folder.errors)
 
 
 def run_status(header: Mapping[str, Any], wall: float) -> str:

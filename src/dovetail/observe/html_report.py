@@ -6,13 +6,13 @@ Computed from the run folder only. Every text from the run is escaped; the page 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dovetail.observe.charts import Band, Line, line_chart, stacked_area_chart
 from dovetail.observe.cpu_attribution import unit_timeline
+from dovetail.observe.failed_items import group_failures
 from dovetail.observe.monitor import recorded_groups, stage_usages
 from dovetail.observe.run_folder import number_field
 from dovetail.observe.summary import summarize_run
@@ -349,39 +349,24 @@ def _card_lines(history: RunHistory) -> Iterator[Line]:
 
 
 def _failed_items(history: RunHistory, summary: RunSummary, words: _Words) -> Iterator[str]:
-    entries = history.failed_items() if summary.failed else []
-    if not entries:
+    failures = history.failures()
+    if not failures:
         return
     yield f"<h2>Failed {words.items}</h2>"
-    kinds = Counter(
-        (str(entry.get("stage") or entry.get("unit", "?")), str(entry.get("error", ""))) for entry in entries
-    )
     yield "<ul>"
-    for (stage, error), count in kinds.most_common(MAX_ERROR_KINDS):
-        yield f"<li>{count:,} x <strong>{escape(error[:MAX_TEXT])}</strong> in {escape(stage)}</li>"
+    for group in group_failures(failures)[:MAX_ERROR_KINDS]:
+        yield f"<li>{len(group):,} x <strong>{escape(group[0].text)}</strong> in {escape(group[0].stage)}</li>"
     yield "</ul>"
-    shown = entries[:MAX_FAILED_ITEMS]
-    if len(entries) < summary.failed or len(shown) < len(entries):
+    shown = failures[:MAX_FAILED_ITEMS]
+    if len(failures) < summary.failed or len(shown) < len(failures):
         yield f'<p class="soft">The first {len(shown)} of {format_count(summary.failed, words.item)}.</p>'
     titles = (words.item, words.stage, "error", "attempts")
     heads = "".join(f'<th scope="col" class="left">{escape(title)}</th>' for title in titles)
     yield f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>'
-    for entry in shown:
-        stage, attempts = entry.get("stage") or entry.get("unit", "?"), entry.get("attempts", "")
-        cells = (_item_place(entry), stage, _error_text(entry), attempts)
+    for failure in shown:
+        cells = (failure.place, failure.stage, failure.text, failure.attempts)
         yield "<tr>" + "".join(f'<td class="text">{escape(str(cell))}</td>' for cell in cells) + "</tr>"
     yield "</tbody></table></div>"
-
-
-def _item_place(entry: Mapping[str, Any]) -> str:
-    key = entry.get("key")
-    number = ".".join(map(str, key)) if isinstance(key, list) else "?"
-    return str(entry.get("place") or number)
-
-
-def _error_text(entry: Mapping[str, Any]) -> str:
-    parts = (str(entry.get("error", "")), str(entry.get("message", "")))
-    return " ".join(": ".join(part for part in parts if part).split())[:MAX_TEXT]
 
 
 # --- glossary

@@ -136,7 +136,7 @@ def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasureme
         return new
     if new.is_small_sample and not old.is_small_sample:
         return old
-    decay = 0.5 ** (new.seconds / HALF_LIFE_S)
+    decay: float = 0.5 ** (new.seconds / HALF_LIFE_S)
     old_items = decay * old.items
     share = new.items / (old_items + new.items)
 

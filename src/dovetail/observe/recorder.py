@@ -232,6 +232,10 @@ class Recorder:
             return "failed", f"{type(error).__name__}: {error}"
         return (view.state, view.error) if view.state in ENDED_STATES else ("failed", f"it ended while {view.state}")
 
+    def set_place_lookup(self, place: Callable[[int], str]) -> None:
+        """`place`: number of a source item -> its place in the source, for people."""
+        self._failed_items.place = place
+
     def abort(self, now: float, reason: str, status: str = "failed") -> None:
         """Record the end of a run outside of its loop: after an exception, or because it could not start."""
         if self._header["status"] == "running":
@@ -361,6 +365,7 @@ class Recorder:
             c.StopWorker: self._on_stop_worker,
             c.Note: self._on_note,
             c.Deliver: self._on_deliver,
+            c.ReportFailure: self._on_report_failure,
             e.WorkerReady: self._on_worker_ready,
             e.WorkerStopped: self._on_worker_stopped,
             e.WorkerLost: self._on_worker_lost,
@@ -391,6 +396,9 @@ class Recorder:
     def _on_deliver(self, now: float, deliver: c.Deliver) -> None:
         if deliver.failed_items:
             self._failed_items.write(self._run_seconds(now), deliver.failed_items)
+
+    def _on_report_failure(self, now: float, report: c.ReportFailure) -> None:
+        self._failed_items.write(self._run_seconds(now), report.items, ended_run=True)
 
     def _on_start_worker(self, now: float, start: c.StartWorker) -> None:
         seat = start.seats[0] if start.seats else None

@@ -79,7 +79,7 @@ def _failed_items(history: RunHistory) -> Counter[tuple[str, str]]:
     """(unit, stage) -> items that failed there. errors.jsonl is read only if there are any."""
     found: Counter[tuple[str, str]] = Counter()
     if any(number_field(unit, "failed_total") for unit in history.units.values()):
-        for line in history.failed_items():
-            unit = str(line.get("unit"))
-            found[unit, str(line.get("stage") or unit)] += 1
+        for failure in history.failures():
+            if not failure.ended_run:
+                found[failure.unit, failure.stage] += 1
     return found

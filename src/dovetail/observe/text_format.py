@@ -19,6 +19,12 @@ MIN_CUT_CHARS = 8
 """A column that is cut keeps at least this many characters."""
 
 
+def printable(text: str) -> str:
+    """The text on one line, with characters that a terminal would obey written as escapes."""
+    text = " ".join(text.split())
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def format_duration(seconds: float) -> str:
     """'0.8 s', '42 s', '3 min 20 s', '5 h 03 min', '2 d 4 h'."""
     seconds = max(0.0, seconds)

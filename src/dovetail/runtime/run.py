@@ -447,6 +447,7 @@ class _Launch:
         engine = active.engine
         results = IteratorSink(engine, ordered=self.admitted.options.ordered)
         source = self.run_input.make_source(engine, self.resumed.marks() if self.resumed is not None else {})
+        active.recorder.set_place_lookup(source.place_of)
         sink = self._committed_sink(log, results, engine, done, source) if log is not None else None
         ends = SourceAndSink(source, sink or results)
         results.on_space = ends.on_space
@@ -475,4 +476,5 @@ class _Launch:
         def failure() -> BaseException | RunFailure | None:
             return source.error or (sink.error if sink is not None else None) or active.failure
 
-        return Run(active, results, partial(active.drive, ends, on_end=finish, close_ends=close_ends), failure, files)
+        drive = partial(active.drive, ends, on_end=finish, close_ends=close_ends)
+        return Run(active, results, drive, failure, files, source.place_of)

@@ -134,6 +134,8 @@ class ItemError:
     attempts: int
     item: Any
     """The item itself, if it can still be read."""
+    place: str = ""
+    """Where the source item is: "data/pages.jsonl:17" or "item 17"; empty: unknown."""
 
 
 class Run(RunHandle):
@@ -148,14 +150,16 @@ class Run(RunHandle):
         drive: Callable[[], None],
         failure: Callable[[], BaseException | RunFailure | None],
         files: list[str],
+        place_of: Callable[[int], str],
     ) -> None:
         """`drive` runs the control loop; `failure` returns what the source or sink raised, or why the run failed;
-        `files` is filled with the output files at the end."""
+        `files` is filled with the output files at the end; `place_of` returns where a source item is."""
         super().__init__(active)
         self._sink = sink
         self._drive_loop = drive
         self._failed = failure
         self._files = files
+        self._place_of = place_of
         self._interrupts = 0
         self._fetching = Lock()
         self._items: Iterator[Any] = iter(())
@@ -230,11 +234,13 @@ class Run(RunHandle):
         """Failed items so far."""
         found = []
         for failed in list(self._sink.failed_items):
-            item, key = None, failed.key
+            item, key, place = None, failed.key, failed.place
             with suppress(Exception):
                 item = self._active.load_item(failed.part)
                 key = key or self._active.load_key(failed.part)
-            found.append(ItemError(failed.unit, failed.error, failed.detail, key, failed.attempts, item))
+            with suppress(Exception):  # the file may be gone
+                place = place or (self._place_of(key[0]) if key else "")
+            found.append(ItemError(failed.unit, failed.error, failed.detail, key, failed.attempts, item, place))
         return found
 
     @property
@@ -347,6 +353,8 @@ def _run_error(failure: RunFailure, summary: RunSummary | None, folder: Path) ->
 
 def _run_problem(failure: RunFailure, summary: RunSummary | None, folder: Path) -> Problem:
     evidence = tuple([line for line in failure.detail.splitlines() if line.strip()][-MAX_TRACEBACK_LINES:])
+    place, item = _failed_item(folder, len(failure.items)) if failure.items else ("", ())
+    evidence = (*item, *evidence)
     if summary is not None:
         evidence += (f"{summary.finished} of {summary.read} items read were finished; details: {folder}",)
     from dovetail.observe.run_folder import run_reference  # late: most runs end well
@@ -359,7 +367,19 @@ def _run_problem(failure: RunFailure, summary: RunSummary | None, folder: Path) 
     hint = _resume_hint(folder)
     if hint:
         fixes += (f"correct the error and resume: {hint}",)
-    return Problem("DT330", failure.error or "the run failed", evidence, fixes)
+    return Problem("DT330", failure.error or "the run failed", evidence, fixes, place=place)
+
+
+def _failed_item(folder: Path, count: int) -> tuple[str, tuple[str, ...]]:
+    """Place of the item with which the run failed, and lines about it. It was recorded while it could be read."""
+    from dovetail.observe.failed_items import read_failures
+    from dovetail.observe.run_folder import RunFolder  # late: most runs end well
+
+    items = [failure for failure in read_failures(RunFolder(folder).errors) if failure.ended_run][-count:]
+    if not items:
+        return "", ()
+    what = "item" if count == 1 else f"first of {count} items"
+    return items[0].place, (f"{what}: {items[0].item}",) if items[0].item else ()
 
 
 _ACTIVE_RUNS: weakref.WeakSet[RunHandle] = weakref.WeakSet()

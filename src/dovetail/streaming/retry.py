@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.control.commands import Deliver, FailedItem
+from dovetail.control.commands import Deliver, FailedItem, ReportFailure
 from dovetail.control.events import VERDICT_FATAL, VERDICT_RETRY, VERDICT_SKIP, FailureCause, LossCause, RunFailure
 from dovetail.control.payload import slice_items
 from dovetail.pipeline.error_policy import ErrorBudget
@@ -235,31 +235,17 @@ class FailureHandler:
         """Fail items for good: skip them, or fail the run if the stage does not skip. Returns how many were skipped;
         none if the run fails, or their epoch would count as finished. `always_skip`: regardless of the stage's
         `on_error`."""
-        state = self.state
+        state, epoch = self.state, suspect.epoch
         what = "item" if suspect.items == 1 else f"{suspect.items} items"
-        unit.count_failed(suspect.items)
-        state.count_failed(suspect.items)
+        items = _failed_items(unit, suspect)
         if not (unit.spec.skip_failed or always_skip):
             error = f"{unit.name}: {what} failed: {suspect.error}"
-            self.fail(RunFailure(error, suspect.detail, FailureCause.ITEM))
+            state.emit(ReportFailure(items))
+            self.fail(RunFailure(error, suspect.detail, FailureCause.ITEM, items=tuple(items)))
             return 0
-        epoch, keys, attempts = suspect.epoch, iter(suspect.keys), suspect.failed_attempts + 1
-        epoch.add_failed_items(
-            [
-                FailedItem(
-                    unit.name,
-                    (segment, item, item + 1),
-                    suspect.error,
-                    suspect.detail,
-                    next(keys, None),
-                    attempts,
-                    suspect.stage,
-                    suspect.place,
-                )
-                for segment, start, stop in suspect.parts
-                for item in range(start, stop)
-            ]
-        )
+        unit.count_failed(suspect.items)
+        state.count_failed(suspect.items)
+        epoch.add_failed_items(items)
         if state.options.serving:  # a request waits for each of them
             failed_items = epoch.take_failed_items()
             state.emit(Deliver(state.wave, epoch.id, epoch.first, epoch.first, {}, failed_items=failed_items))
@@ -278,3 +264,21 @@ class FailureHandler:
             last = f"; the last error: {last_error}" if last_error else ""
             error = f"{count}, more than max_errors allows ({budget.text(items)}){last}"
             self.fail(RunFailure(error, cause=FailureCause.ERROR_LIMIT))
+
+
+def _failed_items(unit: UnitState, suspect: Suspect) -> list[FailedItem]:
+    keys, attempts = iter(suspect.keys), suspect.failed_attempts + 1
+    return [
+        FailedItem(
+            unit.name,
+            (segment, item, item + 1),
+            suspect.error,
+            suspect.detail,
+            next(keys, None),
+            attempts,
+            suspect.stage,
+            suspect.place,
+        )
+        for segment, start, stop in suspect.parts
+        for item in range(start, stop)
+    ]

@@ -61,6 +61,10 @@ class Cursor(Protocol):
         """The current position; JSON."""
         ...
 
+    def place_of(self, row: int, marks: Mapping[int, object]) -> str:
+        """Where the row is, for people: "data/pages.jsonl:17". `marks` as for `seek`. Thread: any."""
+        ...
+
     def fingerprint(self) -> dict[str, object]:
         """Fingerprint that must be unchanged for a resume; JSON."""
         ...
@@ -102,6 +106,9 @@ class LimitedCursor:
 
     def mark(self) -> object:
         return self._cursor.mark()
+
+    def place_of(self, row: int, marks: Mapping[int, object]) -> str:
+        return self._cursor.place_of(row, marks)
 
     def fingerprint(self) -> dict[str, object]:
         return {**self._cursor.fingerprint(), "limit": self._limit}

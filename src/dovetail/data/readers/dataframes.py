@@ -102,6 +102,9 @@ class TableCursor:
     def seek(self, row: int, marks: Mapping[int, object]) -> None:  # noqa: ARG002 - rows are places here
         self.row = min(row, self._rows)
 
+    def place_of(self, row: int, marks: Mapping[int, object]) -> str:  # noqa: ARG002 - rows are places here
+        return f"row {row}"
+
     def fingerprint(self) -> dict[str, object]:
         found: dict[str, object] = {"kind": self.kind, "rows": self._rows, "schema": self._schema}
         return {**found, "content": self.content} if self.content else found

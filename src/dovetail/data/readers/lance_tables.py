@@ -145,6 +145,11 @@ class LanceCursor:
     def seek(self, row: int, marks: Mapping[int, object]) -> None:  # noqa: ARG002 - fragments say where rows are
         self.row = min(row, self.total or 0)
 
+    def place_of(self, row: int, marks: Mapping[int, object]) -> str:  # noqa: ARG002 - fragments say where rows are
+        table = self._pieces[bisect_right(self._ends, row)][0]
+        first = next(index for index, piece in enumerate(self._pieces) if piece[0] == table)
+        return f"{self._tables[table][0]}, row {row - (self._ends[first - 1] if first else 0)}"
+
     def fingerprint(self) -> dict[str, object]:
         columns = None if self._columns is None else list(self._columns)
         tables = [[uri, version] for uri, version in self._tables]

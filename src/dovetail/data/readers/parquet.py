@@ -179,6 +179,10 @@ class ParquetCursor:
     def seek(self, row: int, marks: Mapping[int, object]) -> None:  # noqa: ARG002 - footers say where rows are
         self.row = min(row, self.total or 0)
 
+    def place_of(self, row: int, marks: Mapping[int, object]) -> str:  # noqa: ARG002 - footers say where rows are
+        index = bisect_right(self._ends, row)
+        return f"{self._files[index].path}, row {row - (self._ends[index - 1] if index else 0)}"
+
     def fingerprint(self) -> dict[str, object]:
         columns = None if self._columns is None else list(self._columns)
         return {"kind": self.kind, "columns": columns, **files_fingerprint(self._files)}

@@ -75,6 +75,9 @@ class PathCursor:
     def seek(self, row: int, marks: Mapping[int, object]) -> None:  # noqa: ARG002 - rows are places here
         self.row = min(row, len(self._files))
 
+    def place_of(self, row: int, marks: Mapping[int, object]) -> str:  # noqa: ARG002 - rows are places here
+        return self._files[row].path
+
     def fingerprint(self) -> dict[str, object]:
         return {"kind": self.kind, **files_fingerprint(self._files)}
 

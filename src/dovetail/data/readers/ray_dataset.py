@@ -101,6 +101,9 @@ class RayDatasetCursor:
     def seek(self, row: int, marks: Mapping[int, object]) -> None:  # noqa: ARG002 - rows are places here
         self.row = min(row, self._starts[-1])
 
+    def place_of(self, row: int, marks: Mapping[int, object]) -> str:  # noqa: ARG002 - rows are places here
+        return f"row {row}"
+
     def fingerprint(self) -> dict[str, object]:
         """Different each time: a dataset is computed again, and the order of its rows is not guaranteed."""
         return {"kind": "ray", "rows": self._starts[-1], "schema": self._schema, "dataset": self._content}

@@ -364,6 +364,17 @@ class LineCursor:
         while self.row < row and self._advance(row - self.row, keep=False) is not None:
             pass
 
+    def place_of(self, row: int, marks: Mapping[int, object]) -> str:
+        """Found by another cursor: this one is in use by its thread."""
+        other = LineCursor(self._said, self._files, self._form, header=self._header)
+        try:
+            other.seek(row, marks)
+            split = other.take(1)
+        finally:
+            other.close()
+        assert isinstance(split, LineRange | RawLines), f"{self._said} has no row {row}"
+        return f"{split.path}:{split.line + 1}"
+
     def fingerprint(self) -> dict[str, object]:
         form = self._form
         said: dict[str, object] = {"kind": self.kind, "encoding": form.encoding}
