@@ -187,6 +187,7 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
         "replay": ["last"],
         "ls": [],
         "status": ["last"],
+        "errors": ["last"],
         "logs": ["last"],
         "report": ["last", "-o", "-"],
         "trace": ["last", "-o", "-"],

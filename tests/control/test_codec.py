@@ -108,8 +108,9 @@ MADE: dict[type[Any], st.SearchStrategy[Any]] = {
     ),
     c.Cancel: st.builds(c.Cancel, COUNT, COUNT),
     c.StopWorker: st.builds(c.StopWorker, COUNT, st.booleans(), TEXT),
-    c.Pull: st.builds(c.Pull, COUNT, COUNT),
+    c.Pull: st.builds(c.Pull, COUNT, COUNT, COUNT, COUNT),
     c.Deliver: st.builds(c.Deliver, COUNT, COUNT, COUNT, COUNT, BY_UNIT, BY_UNIT, st.lists(FAILED, max_size=2)),
+    c.ReportFailure: st.builds(c.ReportFailure, st.lists(FAILED, max_size=2)),
     c.Note: st.builds(c.Note, TEXT, TEXT, st.dictionaries(TEXT, DATA, max_size=3)),
 }
 

@@ -96,7 +96,7 @@ def test_events_are_listed_in_order(history: RunHistory) -> None:
         (50.0, "node-1 is gone"),
     ]
     assert [it.text for it in history.notes("decision")] == ["2 workers of a"]
-    assert len(history.failed_items()) == 1
+    assert len(history.failures()) == 1
 
 
 def test_the_plan_is_read_when_it_is_asked_for(tmp_path: Path, history: RunHistory) -> None:

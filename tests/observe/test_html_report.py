@@ -139,8 +139,8 @@ def test_failed_items_are_counted_by_error_and_listed(tmp_path: Path) -> None:
     text = drawn(tmp_path / "run")
     page = Page(text)
     nothing_from_elsewhere(page, text)
-    assert "6 x ValueError in b" in page.text
-    assert page.text.count(f"ValueError: {NASTY} in row") == 6
+    assert f"6 x ValueError: {NASTY} in row in b" in page.text
+    assert page.text.count(f"ValueError: {NASTY} in row") == 7
 
 
 def test_plan_and_reached_rate_are_compared(tmp_path: Path) -> None:

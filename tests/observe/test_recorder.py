@@ -147,7 +147,7 @@ def test_an_item_that_is_no_json_is_pickled_and_a_large_one_is_only_described() 
     assert encode_item({"a": [1, None]}) == {"item": {"a": [1, None]}}
     packed = encode_item({"a": (1, 2), "b": b"\x00"})["item_pickle"]
     assert pickle.loads(b64decode(packed)) == {"a": (1, 2), "b": b"\x00"}
-    assert encode_item(math.nan).keys() == {"item_pickle"}
+    assert encode_item(math.nan).keys() == {"item_pickle", "item_repr"}
     assert encode_item("x" * 100_000).keys() == {"item_lost", "item_repr"}
 
 

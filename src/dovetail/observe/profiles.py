@@ -25,7 +25,7 @@ PROFILE_VERSION = 2
 MAX_FILES = 2000
 SMALL_SAMPLE_ITEMS = 7
 SMALL_SAMPLE_S = 0.05
-"""A measurement of at most so many items or seconds never replaces a larger one."""
+"""A measurement of at most this many items, or fewer seconds, never replaces a larger one."""
 HALF_LIFE_S = 5.0
 """Worker-seconds of a new measurement after which earlier items count half."""
 PEAK_DECAY = 0.9

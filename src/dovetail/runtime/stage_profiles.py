@@ -12,9 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapreplace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.control.commands import RunBatches
 from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost
@@ -168,14 +168,17 @@ def storage_keys(
 class _WorkTime:
     """Work of a unit: slot-seconds, and items in, items out and seconds in user code per stage."""
 
-    slot_s: float = 0.0
-    stages: list[list[float]] = field(default_factory=list)
+    slot_s: float
+    stages: list[list[float]]
+
+    @classmethod
+    def of(cls, stages: int) -> Self:
+        return cls(0.0, [[0, 0, 0.0] for _ in range(stages)])
 
     def add(self, slot_s: float, stages: list[tuple[int, int, float]]) -> None:
+        """`stages` ends with the stage that dropped all items."""
         self.slot_s += slot_s
-        if not self.stages:
-            self.stages = [[0, 0, 0.0] for _ in stages]
-        for total, counts in zip(self.stages, stages, strict=True):
+        for total, counts in zip(self.stages, stages, strict=False):
             for index, count in enumerate(counts):
                 total[index] += count
 
@@ -258,14 +261,17 @@ class ProfileObserver:
         message = self._sent.pop(event.message, None)
         if message is None or event.stages is None:
             return
+        spec = self._units[message.unit]
         worker = self._workers.get(event.worker)
         if worker is None:
-            worker = self._workers[event.worker] = _WorkerTime(self._units[message.unit].slots)
+            worker = self._workers[event.worker] = _WorkerTime(spec.slots)
         is_first = not worker.messages
         slot_s = worker.end_message(message.at, now)
         if not event.failures:
             kind = self._first if is_first or not message.full else self._steady
-            kind.setdefault(message.unit, _WorkTime()).add(slot_s, event.stages)
+            if message.unit not in kind:
+                kind[message.unit] = _WorkTime.of(len(spec.stages))
+            kind[message.unit].add(slot_s, event.stages)
 
     def measured(self, view: StreamView) -> dict[ProfileKey, StageMeasurement]:
         """Measurements of stages that did work, under all their keys."""
