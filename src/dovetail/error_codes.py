@@ -163,6 +163,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "A file is not a recording of a run, or has the format of another version.",
         "Record the run again with this version and `--record`.",
     ),
+    ("DT306", 2, "A stage has no measured speed, or none was named.", "List them: dovetail profile ls."),
     ("DT310", 2, "An argument of a simulation is out of range.", _SEE_MESSAGE),
     (
         "DT320",

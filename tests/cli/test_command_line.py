@@ -192,6 +192,7 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
         "report": ["last", "-o", "-"],
         "trace": ["last", "-o", "-"],
         "plan": [VIDEO, *cluster],
+        "profile": ["ls"],
         "explain": [VIDEO, *cluster],
         "cluster": ["show", SPEC],
         "run": ["r.yaml", *cluster, "--dry-run"],

@@ -109,14 +109,31 @@ def test_invalid_options_of_a_probe_are_reported(folder: Path, arguments: list[s
     assert "Traceback" not in shown.stderr
 
 
-def test_a_file_without_a_source_and_a_stage_that_cannot_be_placed_here(folder: Path) -> None:
+def test_a_file_without_a_source_and_a_stage_that_fits_only_on_logical_gpus(folder: Path) -> None:
     file = folder / "a folder" / "naps.yaml"
     file.write_text(PIPELINE.replace('source: {run: "probed_steps:numbers"}\n', ""))
     shown = plan(folder, str(file), "--probe", "5")
     assert shown.returncode == 2
     assert "DT371" in shown.stderr
     file.write_text(PIPELINE.replace('twice", fuse: false}', 'twice", resources: {gpus: 64}}'))
-    shown = plan(folder, str(file), "--probe", "5", "--cluster", "1x(8cpu, 64xL40S:48GB)")
+    shown = plan(folder, str(file), "--probe", "5")
     assert shown.returncode == 3
     assert "DT370" in shown.stderr
     assert "remove --probe" in shown.stderr
+    shown = plan(folder, str(file), "--probe", "5", "--cluster", "1x(8cpu, 64xL40S:48GB)")
+    assert shown.returncode == 0, shown.stderr
+    assert "probed with 5 items" in shown.stderr
+
+
+def test_a_probe_wins_over_earlier_runs_with_a_sink(folder: Path) -> None:
+    """The probe has no sink, so it is stored beside what the run has measured."""
+    file, home = folder / "a folder" / "naps.yaml", str(folder / "home")
+    file.write_text(PIPELINE.replace("stages:", "sink: out.jsonl\nstages:"))
+    ran = run_command("run", str(file), "--cluster", "1x(4cpu, 8GB)", "--limit", "50", DOVETAIL_HOME=home)
+    assert ran.returncode == 0, ran.stderr
+    probed = plan(folder, str(file), "--probe", "30", "--json")
+    assert probed.returncode == 0, probed.stderr
+    lines = run_command("profile", "ls", "--json", DOVETAIL_HOME=home).stdout.splitlines()
+    by_probe = {entry["stage"]: entry["items_per_s"] for entry in map(json.loads, lines) if entry["probed"]}
+    rates = {unit["name"]: unit["rate"] for unit in json.loads(probed.stdout)["units"]}
+    assert rates == pytest.approx(by_probe)

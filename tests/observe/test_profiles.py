@@ -90,6 +90,12 @@ def test_many_short_runs_change_as_much_as_a_long_one() -> None:
     assert known.seconds_per_item == pytest.approx(0.05, rel=0.05)
 
 
+def test_a_probe_replaces_earlier_measurements() -> None:
+    probed = replace(LITTLE, probed=True)
+    assert blend(GOOD, probed) == probed
+    assert blend(probed, GOOD) == GOOD
+
+
 def test_profiles_of_two_runs_are_merged() -> None:
     bare = replace(GOOD, setup_s=None, peak_bytes=None)
     assert (blend(bare, GOOD).setup_s, blend(GOOD, bare).setup_s) == (1.5, 1.5)

@@ -111,8 +111,8 @@ def save_rate(pipeline: Pipeline, plan: Plan, measured: MeasuredRate) -> None:
     if not measured.rows or not enough:  # mostly the time of the first call
         return
     per_row_s = measured.seconds / measured.rows
-    measurement = StageMeasurement(per_row_s, returns=1.0, items=measured.rows, seconds=measured.seconds)
-    (keys,) = storage_keys(pipeline, plan).values()
+    ((stage, keys),) = storage_keys(pipeline, plan).items()
+    measurement = StageMeasurement(per_row_s, returns=1.0, items=measured.rows, seconds=measured.seconds, stage=stage)
     write_profiles(dict.fromkeys(keys, measurement))
 
 

@@ -66,6 +66,7 @@ COMMANDS = {
     "logs": ("dovetail.cli.logs", "Print the output of the workers of a run."),
     "ls": ("dovetail.cli.runs", "List runs and their status."),
     "plan": ("dovetail.cli.plan", "Show placement, predicted rate and bottleneck; start nothing."),
+    "profile": ("dovetail.cli.profile", "List, show or forget measured speeds of stages."),
     "recipe": ("dovetail.cli.recipe", "Recommend worker counts and GPU shares for recipe operators."),
     "replay": ("dovetail.cli.replay", "Replay a recorded run and compare the decisions."),
     "report": ("dovetail.cli.report", "Write an HTML report of a run."),

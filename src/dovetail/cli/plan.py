@@ -99,7 +99,7 @@ def plan(
         raise dt.ConfigError(dt.Problem("DT371", message, fixes=(f"--probe 50 --source {shlex.quote(source)}",)))
     on = target_cluster(engine, cluster_spec)
     job = fit_to_cluster(job, on.cluster)
-    _probe_if_needed(job, on.cluster, probe, wanted=not (no_probe or no_profiles))
+    _probe_if_needed(job, on, probe, wanted=not (no_probe or no_profiles))
     made = plan_run_spec(job, on, mode, headroom, profiled=not no_profiles)
     if out is not None and out != "-":
         write_file(out, made.to_json() + "\n", fix="--out plan.json")
@@ -147,11 +147,11 @@ def _option_conflicts(probe: int | None, no_probe: bool, no_profiles: bool) -> I
         yield dt.Problem("DT371", "--probe and --no-probe cannot be combined", fixes=("remove one of them",))
 
 
-def _probe_if_needed(job: RunSpec, cluster: dt.Cluster, items: int | None, *, wanted: bool) -> None:
+def _probe_if_needed(job: RunSpec, on: TargetCluster, items: int | None, *, wanted: bool) -> None:
     """Probes a pipeline on request, and a recipe if its rows can be read."""
     recipe = recipe_of(job)
     if items is not None:
-        _probe(job, items)
+        _probe(job, items, "auto" if on.on_ray else on.cluster)
     elif wanted and recipe is not None and recipe.source is not None and not recipe.unready():
         from dovetail.recipes.column_check import missing_columns, sample_rows
         from dovetail.recipes.runner import probe_recipe
@@ -164,7 +164,7 @@ def _probe_if_needed(job: RunSpec, cluster: dt.Cluster, items: int | None, *, wa
         problems = list(missing_columns(recipe, rows))
         if problems:
             raise dt.ConfigError(problems)
-        probe_recipe(recipe, cluster, partial(click.echo, err=True), always=True)
+        probe_recipe(recipe, on.cluster, partial(click.echo, err=True), always=True)
 
 
 def _error_text(error: dt.DovetailError | SourceSinkError) -> str:
@@ -174,7 +174,7 @@ def _error_text(error: dt.DovetailError | SourceSinkError) -> str:
     return f"{problem.place}: {problem.message}" if problem.place else problem.message
 
 
-def _probe(job: RunSpec, items: int) -> None:
+def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
     """Measures the stages; the next plan finds the stored measurements."""
     from dovetail.runtime.probe import probe
     from dovetail.runtime.run_spec import add_import_path, missing_modules, open_source_and_sink
@@ -187,7 +187,7 @@ def _probe(job: RunSpec, items: int) -> None:
         problems.append(dt.Problem("DT371", message, fixes=fixes, place=str(job.file)))
     if problems:
         raise dt.ConfigError(problems)
-    probed = probe(job.pipeline, open_source_and_sink(job)[0], items)
+    probed = probe(job.pipeline, open_source_and_sink(job)[0], items, cluster)
     click.echo(f"probed with {probed.read} items in {format_duration(probed.seconds)}", err=True)
     if probed.read < max(stage.batch_size for stage in job.pipeline):
         click.echo("note: this is less than one batch of a stage; a larger N measures better", err=True)

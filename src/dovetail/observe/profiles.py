@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.observe.run_folder import home_folder, read_json_object, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 PROFILE_VERSION = 2
@@ -76,6 +76,10 @@ class StageMeasurement:
     runs: int = 1
     when: float = 0.0
     """Time of the last run, in seconds since the epoch."""
+    stage: str = ""
+    """Name of the stage in the last run."""
+    probed: bool = False
+    """The last run was a probe, which someone asked for: it replaces earlier measurements."""
 
     @property
     def is_small_sample(self) -> bool:
@@ -99,7 +103,11 @@ def read_profile(key: ProfileKey) -> StageMeasurement | None:
 
 def _parse_measurement(data: Mapping[str, Any]) -> StageMeasurement | None:
     values: dict[str, Any] = {item.name: data.get(item.name) for item in fields(StageMeasurement)}
+    if not isinstance(values["stage"], str) or not isinstance(values["probed"], bool):
+        return None
     for name, value in values.items():
+        if name in ("stage", "probed"):
+            continue
         missing = value is None and name in ("setup_s", "peak_bytes")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not missing and not (number and math.isfinite(value) and value >= 0):
@@ -131,8 +139,8 @@ def write_profiles(measured: Mapping[ProfileKey, StageMeasurement], wall: float 
 
 def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasurement:
     """Average of both, weighted by items; the longer the new measurement, the less earlier items count. A small sample
-    never replaces a larger one."""
-    if old is None or (old.is_small_sample and not new.is_small_sample):
+    never replaces a larger one, unless it is that of a probe."""
+    if old is None or new.probed or (old.is_small_sample and not new.is_small_sample):
         return new
     if new.is_small_sample and not old.is_small_sample:
         return old
@@ -156,7 +164,43 @@ def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasureme
         peak_bytes=peak,
         runs=old.runs + 1,
         when=new.when,
+        stage=new.stage,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProfile:
+    """A profile with what it applies to."""
+
+    key: ProfileKey
+    measured: StageMeasurement
+    path: Path
+
+
+def stored_profiles() -> list[StoredProfile]:
+    """All readable profiles, the latest first."""
+    try:
+        paths = [path for path in profiles_folder().iterdir() if path.suffix == ".json"]
+    except OSError:
+        return []
+    found = []
+    for path in paths:
+        with suppress(OSError, RuntimeError, TypeError):
+            data = read_json_object(path)
+            key, measured = ProfileKey(**data.get("key", {})), _parse_measurement(data)
+            if data.get("version") == PROFILE_VERSION and measured is not None and path.name == key.file:
+                found.append(StoredProfile(key, measured, path))
+    return sorted(found, key=lambda profile: -profile.measured.when)
+
+
+def forget_profiles(profiles: Iterable[StoredProfile]) -> int:
+    """Delete these profiles. Returns how many files were deleted; another process may have deleted some."""
+    count = 0
+    for profile in profiles:
+        with suppress(FileNotFoundError):
+            profile.path.unlink()
+            count += 1
+    return count
 
 
 def delete_oldest(folder: Path, most: int = MAX_FILES) -> None:

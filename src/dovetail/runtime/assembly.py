@@ -162,10 +162,13 @@ class AdmittedRun:
         undo.callback(_close_observers, observers, engine)
         telemetry = DelayedTelemetry(engine, units, plan.cluster, recorder)
         if profile_keys is not None:
-            from dovetail.runtime.stage_profiles import ProfileObserver
+            from dovetail.runtime.stage_profiles import PROBE_RUN, ProfileObserver
 
+            probe = self.launch_options.what == PROBE_RUN
             observers.append(
-                ProfileObserver(controller.view, units, profile_keys, peaks=telemetry.peaks, say=print_stderr)
+                ProfileObserver(
+                    controller.view, units, profile_keys, probe=probe, peaks=telemetry.peaks, say=print_stderr
+                )
             )
         observers += self._optional_observers(controller, units, resume)
         control_socket = ControlSocket(self.folder.path, on_command or partial(_on_control_command, engine))

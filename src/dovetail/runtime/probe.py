@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, InfeasibleError, Problem, RunError
 from dovetail.runtime.sites import HOP_S
+from dovetail.runtime.stage_profiles import PROBE_RUN
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.settings import StreamOptions
 
 if TYPE_CHECKING:
     from dovetail.observe.summary import RunSummary
     from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.resources.cluster import Cluster
     from dovetail.scheduling.plan import Plan, UnitPlan
 
 
-def probe(pipeline: Pipeline, source: Any, items: int, *, wait: bool = True) -> RunSummary:
+def probe(
+    pipeline: Pipeline, source: Any, items: int, cluster: Cluster | str = "auto", *, wait: bool = True
+) -> RunSummary:
     """Runs the first `items` of the source through every stage, with one worker each on this machine, and discards the
-    results. Measurements are stored as for any run, where `load_profiles` finds them. Side effects of stages happen."""
+    results. Measurements replace those of earlier runs, and `load_profiles` prefers them. Side effects of stages
+    happen. `cluster`: what this machine is taken to have, as for a local run."""
     from dovetail.runtime.run import run  # late: imports much, and may load profiles itself
 
     options = StreamOptions(hop_s=HOP_S, eager=True, follow_plan=True, replan=False)
@@ -27,13 +32,13 @@ def probe(pipeline: Pipeline, source: Any, items: int, *, wait: bool = True) -> 
         running = run(
             pipeline,
             source,
-            plan=_with_min_workers(_local_plan(pipeline)),
+            plan=_with_min_workers(_local_plan(pipeline, cluster)),
             limit=items,
             options=options,
             run_dir=folder,
             progress=False,
             wait=wait,
-            what="probe",
+            what=PROBE_RUN,
         )
         summary = running.wait()
     if not summary.read:
@@ -49,13 +54,16 @@ def probe(pipeline: Pipeline, source: Any, items: int, *, wait: bool = True) -> 
     return summary
 
 
-def _local_plan(pipeline: Pipeline) -> Plan:
+def _local_plan(pipeline: Pipeline, cluster: Cluster | str) -> Plan:
     try:
-        return make_plan(pipeline, "auto")
+        return make_plan(pipeline, cluster)
     except InfeasibleError as error:
         evidence = tuple(line for problem in error.problems for line in (problem.message, *problem.evidence))
         message = "the probe needs one worker of every stage on this machine, and they do not fit"
-        fixes = ("remove --probe: a plan alone starts nothing", "probe on a machine with the required resources")
+        fixes = (
+            "remove --probe: a plan alone starts nothing",
+            '--cluster "1x(4cpu, 8GB, 1xL40S:48GB)"  # what this machine is taken to have',
+        )
         raise InfeasibleError(Problem("DT370", message, evidence, fixes)) from None
 
 

@@ -23,6 +23,7 @@ from dovetail.observe.profiles import SMALL_SAMPLE_ITEMS, ProfileKey, StageMeasu
 from dovetail.observe.text_format import format_count, format_duration
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.scheduling.demand import Profile
+from dovetail.streaming.settings import StreamOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import UnitSpec
     from dovetail.streaming.view import StreamView
+
+USUAL_MESSAGE_S = StreamOptions().target_message_s
+"""Least work in a message once the speed of its unit is known."""
+PROBE_RUN = "probe"
+"""`what` of a probe run."""
 
 SinkKinds = str | Mapping[str, str]
 """Kind of sink: one for all leaves, or leaf -> kind."""
@@ -53,7 +59,7 @@ def load_profiles(
     models = _card_models(cluster)
     found = {}
     for stage in pipeline.order:
-        measured = _first_stored(_lookup_keys(pipeline, stage, models, reads, writes))
+        measured = _best_stored(_lookup_keys(pipeline, stage, models, reads, writes))
         if measured is not None:
             found[stage.name] = _profile(measured, now)
     return found
@@ -128,8 +134,11 @@ def _card_models(cluster: Cluster) -> list[str]:
     return [model for model, _ in counts.most_common()]
 
 
-def _first_stored(keys: Iterator[ProfileKey]) -> StageMeasurement | None:
-    return next((measured for measured in map(read_profile, keys) if measured is not None), None)
+def _best_stored(keys: Iterator[ProfileKey]) -> StageMeasurement | None:
+    """The first one, unless a later one is from a newer probe: a probe has no sink."""
+    found = [measured for measured in map(read_profile, keys) if measured is not None]
+    newer = [measured for measured in found[1:] if measured.probed and measured.when > found[0].when]
+    return max(newer, key=lambda measured: measured.when) if newer else found[0] if found else None
 
 
 def _profile(measured: StageMeasurement, now: float) -> Profile:
@@ -169,18 +178,31 @@ class _WorkTime:
     """Work of a unit: slot-seconds, and items in, items out and seconds in user code per stage."""
 
     slot_s: float
+    messages: int
     stages: list[list[float]]
 
     @classmethod
     def of(cls, stages: int) -> Self:
-        return cls(0.0, [[0, 0, 0.0] for _ in range(stages)])
+        return cls(0.0, 0, [[0, 0, 0.0] for _ in range(stages)])
 
     def add(self, slot_s: float, stages: list[tuple[int, int, float]]) -> None:
         """`stages` ends with the stage that dropped all items."""
         self.slot_s += slot_s
+        self.messages += 1
         for total, counts in zip(self.stages, stages, strict=False):
             for index, count in enumerate(counts):
                 total[index] += count
+
+    @property
+    def code_s(self) -> float:
+        return sum(seconds for _, _, seconds in self.stages)
+
+    @property
+    def usual_slot_s(self) -> float:
+        """Slot-seconds in messages of the usual size. Messages are smaller until the speed of a unit is known, and the
+        cost of a message does not depend on its size."""
+        usual_messages = self.code_s / USUAL_MESSAGE_S
+        return self.code_s + max(0.0, self.slot_s - self.code_s) * min(1.0, usual_messages / self.messages)
 
 
 @dataclass(slots=True)
@@ -219,6 +241,7 @@ class ProfileObserver:
         units: Sequence[UnitSpec],
         keys: Mapping[str, Sequence[ProfileKey]],
         *,
+        probe: bool = False,
         peaks: Callable[[], Mapping[str, int]] = dict,
         keep: Callable[[Mapping[ProfileKey, StageMeasurement]], str] = write_profiles,
         say: Callable[[str], None] = lambda _: None,
@@ -227,6 +250,7 @@ class ProfileObserver:
         self._view = view
         self._units = {unit.name: unit for unit in units}
         self._keys = keys
+        self._probe = probe
         self._peaks, self._store, self._say = peaks, keep, say
         self._sent: dict[int, _SentMessage] = {}
         self._workers: dict[int, _WorkerTime] = {}
@@ -285,10 +309,9 @@ class ProfileObserver:
             ready = unit.started_total - unit.starting - unit.lost_total
             setup_s = unit.setup_s_total / ready if ready > 0 else None
             spec = self._units[unit.name]
-            code_s = sum(seconds for _, _, seconds in work.stages)
             for name, (taken, given, seconds) in zip(spec.stages, work.stages, strict=True):
                 if taken > 0 and seconds > 0:
-                    worker_s = work.slot_s / spec.slots * seconds / code_s
+                    worker_s = work.usual_slot_s / spec.slots * seconds / work.code_s
                     measured = StageMeasurement(
                         seconds_per_item=worker_s / taken,
                         returns=given / taken,
@@ -296,6 +319,8 @@ class ProfileObserver:
                         seconds=worker_s,
                         setup_s=setup_s,
                         peak_bytes=peaks.get(unit.name),
+                        stage=name,
+                        probed=self._probe,
                     )
                     found |= dict.fromkeys(self._keys.get(name, ()), measured)
         return found

@@ -1,0 +1,85 @@
+"""`dovetail profile`: list, show and forget measured speeds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.jobs import CLUSTER, Place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.time_limit
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A place where `double` and `odd` were measured; they share workers."""
+    made = Place(tmp_path / "job")
+    made.rows("in.jsonl", 500)
+    made.file("source: in.jsonl\nsink: out.jsonl", "double", "odd")
+    assert made.run("run", "p.yaml", *CLUSTER).returncode == 0
+    return made
+
+
+def stages(place: Place) -> list[str]:
+    return sorted(json.loads(line)["stage"] for line in place.run("profile", "ls", "--json").stdout.splitlines())
+
+
+def test_measured_stages_are_listed_once(place: Place) -> None:
+    shown = place.run("profile", "ls")
+    lines = shown.stdout.splitlines()
+    assert lines[0].split()[:2] == ["stage", "items/s"]
+    assert sorted(line.split()[0] for line in lines[1:]) == ["double", "odd"]
+    assert stages(place) == ["double", "odd"]
+    entries = {
+        entry["stage"]: entry for entry in map(json.loads, place.run("profile", "ls", "--json").stdout.splitlines())
+    }
+    assert entries["odd"]["returns"] == pytest.approx(0.5, abs=0.1)
+    assert entries["double"]["key"]["reads"] == "jsonl"
+    assert entries["odd"]["key"]["writes"] == "jsonl"
+
+
+def test_a_stage_is_shown_with_its_evidence(place: Place) -> None:
+    text = place.run("profile", "show", "odd").stdout
+    assert "items/s of one worker" in text
+    assert "in 1 run, the last" in text
+    assert "to jsonl" in text
+    (entry,) = map(json.loads, place.run("profile", "show", "odd", "--json").stdout.splitlines())
+    assert entry["items_per_s"] == pytest.approx(1 / entry["seconds_per_item"])
+
+
+def test_a_forgotten_stage_is_unknown_to_the_next_plan(place: Place) -> None:
+    def notes() -> str:
+        return place.run("plan", "p.yaml", *CLUSTER).stdout
+
+    assert "the speed of double, odd was measured in 1 run" in notes()
+    done = place.run("profile", "forget", "odd")
+    assert (done.returncode, done.stderr) == (0, "forgot 1 profile\n")
+    assert stages(place) == ["double"]
+    assert "the speed of odd is not known" in notes()
+    assert place.run("profile", "forget", "--all").returncode == 0
+    assert stages(place) == []
+    empty = place.run("profile", "ls")
+    assert (empty.returncode, empty.stdout) == (0, "")
+    assert "no profiles in" in empty.stderr
+
+
+@pytest.mark.parametrize("words", [("show", "doubel"), ("forget", "doubel"), ("forget",), ("forget", "odd", "--all")])
+def test_bad_input_is_one_clear_error_and_forgets_nothing(place: Place, words: tuple[str, ...]) -> None:
+    shown = place.run("profile", *words)
+    assert shown.returncode == 2
+    assert "error[DT306]" in shown.stderr
+    assert ("did you mean 'double'?" in shown.stderr) == ("doubel" in words)
+    assert stages(place) == ["double", "odd"]
+
+
+def test_files_that_are_no_profiles_are_ignored_and_stay(place: Place) -> None:
+    other = place.home / "profiles" / "notes.json"
+    other.write_text("[]")
+    assert stages(place) == ["double", "odd"]
+    assert place.run("profile", "forget", "--all").returncode == 0
+    assert other.read_text() == "[]"
