@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -74,6 +74,15 @@ def test_the_item_of_an_iterable_is_named_by_its_number() -> None:
         list(run)
     assert failed.value.problems[0].place == "item 2"
     assert failed.value.problems[0].evidence[0] == 'item: "three"'
+
+
+@pytest.mark.parametrize("function", [lambda row: row["n"], lambda row: row.get("n"), lambda row: row + 1])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_function_that_expects_one_item_gets_a_hint(function: Any, batch_size: int) -> None:
+    rows = [{"n": 1}, {"n": 2}]
+    with pytest.raises(dt.RunError) as failed:
+        list(dt.run(dt.Pipeline([dt.Stage("f", function, batch_size=batch_size)]), rows))
+    assert any("decorate it with @dt.each" in line for line in failed.value.problems[0].evidence)
 
 
 def test_errors_are_grouped_with_counts_and_places(skipping: Place) -> None:

@@ -114,15 +114,14 @@ def test_an_error_in_user_code_is_reported_with_its_line(folder: Path) -> None:
 
 
 def test_a_missing_module_is_reported_before_anything_starts(folder: Path) -> None:
-    (problem,) = jobs.missing_modules(load(folder, "source: in.jsonl"))
+    (problem,) = jobs.missing_code(load(folder, "source: in.jsonl"))
     assert problem.place == f"{folder / 'p.yaml'}:2:20"
     (folder / "job_steps_of_tests.py").write_text("def g(rows): return rows\n")
     jobs.add_import_path(folder)
     job = load(folder, "source: in.jsonl")
-    assert jobs.missing_modules(job) == []
-    (problem,) = jobs.import_errors(job)
-    assert "has no 'f'" in problem.message
-    assert problem.fix_texts
+    for (problem,) in (jobs.missing_code(job), jobs.import_errors(job)):
+        assert "has no 'f'" in problem.message
+        assert problem.fix_texts
 
 
 def test_a_sink_that_is_added_to() -> None:
@@ -131,3 +130,50 @@ def test_a_sink_that_is_added_to() -> None:
     assert jobs.with_append({"stages": {"a": "b"}}) == {"stages": {"a": {"path": "b", "exists": "append"}}}
     assert jobs.with_append({"run": "m:f"}) == {"run": "m:f"}
     assert jobs.with_append(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("def f(): pass\nclass C:\n    def inner(self): pass\n", {"f", "C"}),
+        ("import a.b, c as d\nfrom e import f as g\nh = i, (j, *k) = 1, (2, 3)\nl: int = 1\n", set("adghijkl")),
+        (
+            "if True:\n    def f(): pass\nelse:\n    f = None\ntry:\n    import g\nexcept ImportError:\n    g = 1\n",
+            {"f", "g"},
+        ),
+        ("for n in range(3): pass\nwith open('x') as file: (walrus := 2)\n", {"n", "file", "walrus"}),
+        ("from a import *\n", None),
+        ("def __getattr__(name): return 1\n", None),
+        ("for n in 'ab': globals()[n] = 1\n", None),
+        ("exec('f = 1')\n", None),
+        ("def f(:\n", None),
+    ],
+)
+def test_names_of_a_module_are_found_without_importing_it(tmp_path: Path, text: str, names: set[str] | None) -> None:
+    file = tmp_path / "m.py"
+    file.write_text(text)
+    assert jobs.defined_names(file) == names
+
+
+def test_a_function_that_does_not_exist_is_reported_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "checked_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('not to be imported')\n")
+    (package / "steps.py").write_text("def words(rows): return rows\n")
+    (tmp_path / "checked_steps.py").write_text(
+        "raise RuntimeError('not to be imported')\ndef words(rows): return rows\n"
+    )
+    (tmp_path / "p.yaml").write_text(
+        "stages:\n"
+        "  - {name: a, run: 'checked_steps:wrods'}\n"
+        "  - {name: b, run: 'checked_package.steps:something'}\n"
+        "  - {name: c, run: 'checked_package.steps:words'}\n"
+    )
+    first, second = jobs.missing_code(jobs.load_pipeline_spec(tmp_path / "p.yaml"))
+    assert first.message == "stage 'a': checked_steps has no 'wrods' (did you mean 'words'?)"
+    assert first.fix_texts == ("run: checked_steps:words",)
+    assert first.place.endswith("p.yaml:2:15")
+    assert second.message == "stage 'b': checked_package.steps has no 'something'"

@@ -177,10 +177,10 @@ def _error_text(error: dt.DovetailError | SourceSinkError) -> str:
 def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
     """Measures the stages; the next plan finds the stored measurements."""
     from dovetail.runtime.probe import probe
-    from dovetail.runtime.run_spec import add_import_path, missing_modules, open_source_and_sink
+    from dovetail.runtime.run_spec import add_import_path, missing_code, open_source_and_sink
 
     add_import_path(job.file.parent)
-    problems = missing_modules(job)
+    problems = missing_code(job)
     if job.source is None:
         fixes = ("source: data/*.jsonl", "--source data.jsonl")
         message = "no source to probe with: add `source:` to the file or pass --source"

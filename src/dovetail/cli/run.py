@@ -33,7 +33,7 @@ from dovetail.cli.saved_arguments import (
 from dovetail.cli.saved_plan import read_plan
 from dovetail.engines.ray.address import RayAddress, is_ray_engine
 from dovetail.runtime.arguments import check_share
-from dovetail.runtime.run_spec import add_import_path, missing_modules
+from dovetail.runtime.run_spec import add_import_path, missing_code
 
 if TYPE_CHECKING:
     from dovetail.recipes.runner import RecipeStart
@@ -190,7 +190,7 @@ def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
         return
     check_share(how.engine, how.share, how.env_from)
     add_import_path(job.file.parent)
-    problems = [*engine_conflicts(how.engine, asked.cluster), *([] if how.dry_run else missing_modules(job))]
+    problems = [*engine_conflicts(how.engine, asked.cluster), *([] if how.dry_run else missing_code(job))]
     if job.source is None and not how.retry_errors and recipe_of(job) is None:
         fixes = ("source: data/*.jsonl", "--source data.jsonl")
         problems.append(

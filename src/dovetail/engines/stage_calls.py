@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.call_retry import retry_call_async
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 NOT_BATCH_TYPES = (str, bytes, bytearray, dict)
 MAX_SINGLE_TYPES = 1000
 RETURN_FIX = "return a list ([] drops the items); to map one item to one item, use dt.each"
+LIST_HINT = "hint: the function is called with a list of items; decorate it with @dt.each to get one item at a time"
 ASYNC_FIX = "its function must itself be `async def`, so that the call is awaited"
 
 
@@ -118,6 +120,15 @@ def run_step(step: Step, items: list[Any], size: int, breadcrumb: BreadcrumbCell
     )
 
 
+def with_list_hint(error: BaseException) -> BaseException:
+    """Add a hint to an error that a function raises if it expects one item and gets a list."""
+    with suppress(Exception):  # a user's exception can be anything
+        text = str(error) if isinstance(error, TypeError | AttributeError) else ""
+        if "list" in text and "dt.each" not in text:
+            error.add_note(LIST_HINT)
+    return error
+
+
 def _call_each(step: Step, items: list[Any], breadcrumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
     out: list[Any] = []
     changes: list[CountChange] = []
@@ -153,7 +164,7 @@ def _call_with_one(step: Step, items: list[Any], breadcrumb: BreadcrumbCell, fai
             if type(result) is not list:
                 result = results_as_list(result, step.name)
         except BaseException as error:  # raised by user code
-            _add_retried(out, changes, index, index + 1, failed(index, index + 1, error))
+            _add_retried(out, changes, index, index + 1, failed(index, index + 1, with_list_hint(error)))
             continue
         if len(result) == 1:
             add(result[0])
@@ -178,7 +189,7 @@ def _call_with_batch(
             if type(result) is not list:
                 result = results_as_list(result, step.name)
         except BaseException as error:  # raised by user code
-            _add_retried(out, changes, start, stop, failed(start, stop, error))
+            _add_retried(out, changes, start, stop, failed(start, stop, with_list_hint(error)))
             continue
         out += result
         if len(result) != stop - start:
