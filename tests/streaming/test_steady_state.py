@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,7 +65,7 @@ class Meter:
         return (self.ended[1] - self.began[1]) / (self.ended[0] - self.began[0])
 
 
-def reached(problem: dict[str, Any], options: StreamOptions | None = None) -> float:
+def reached(problem: dict[str, Any], options: StreamOptions | None = None, seed: int = 0) -> float:
     """The share of the bound after at most five replans, from rates that are wrong by a factor of about 1.6."""
     random = Random(problem["name"])
     cluster = dt.Cluster(
@@ -88,7 +89,7 @@ def reached(problem: dict[str, Any], options: StreamOptions | None = None) -> fl
         ]
     )
     plan = dt.plan(pipeline, cluster, "streaming")
-    world = world_from_pipeline(pipeline, rates=true, every={"spread": Lognormal(0.5), "setup_s": 2.0})
+    world = world_from_pipeline(pipeline, rates=true, every={"spread": Lognormal(0.5), "setup_s": 2.0}, seed=seed)
     engine = SimulatedEngine(world, cluster)
     stream = StreamController(unit_specs(pipeline, plan), plan, options)
     meter = Meter(stream, engine)
@@ -105,7 +106,8 @@ def test_a_pipeline_is_near_its_bound_after_five_replans(problem: dict[str, Any]
 @pytest.mark.long
 @pytest.mark.parametrize("problem", PROBLEMS[IN_SHORT:], ids=lambda problem: problem["name"])
 def test_random_pipelines_are_near_their_bound_after_five_replans(problem: dict[str, Any]) -> None:
-    assert reached(problem) >= 0.93
+    """On average: single simulations of a pipeline differ by up to 8 %."""
+    assert mean(reached(problem, seed=seed) for seed in range(3)) >= 0.93
 
 
 def test_without_replanning_wrong_rates_stay_wrong() -> None:
