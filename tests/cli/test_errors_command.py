@@ -118,7 +118,7 @@ def test_control_characters_of_an_item_do_not_reach_the_terminal(place: Place) -
     (place.folder / "in.jsonl").write_text(json.dumps({"n": 7, "text": "\x1b]0;owned\x07"}) + "\n")
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 0
-    assert "\x1b" not in place.run("errors").stdout
+    assert "\x1b" not in place.run("errors", "--traceback").stdout
 
 
 def test_failed_rows_of_a_backfill_are_shown_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,12 +143,20 @@ def test_a_failed_item_is_stored_with_its_error(tmp_path: Path) -> None:
     }
 
 
+class Shy:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
 def test_an_item_that_is_no_json_is_pickled_and_a_large_one_is_only_described() -> None:
     assert encode_item({"a": [1, None]}) == {"item": {"a": [1, None]}}
     packed = encode_item({"a": (1, 2), "b": b"\x00"})["item_pickle"]
     assert pickle.loads(b64decode(packed)) == {"a": (1, 2), "b": b"\x00"}
     assert encode_item(math.nan).keys() == {"item_pickle", "item_repr"}
     assert encode_item("x" * 100_000).keys() == {"item_lost", "item_repr"}
+    shy = encode_item(Shy())
+    assert isinstance(pickle.loads(b64decode(shy["item_pickle"])), Shy)
+    assert shy["item_repr"] == "a Shy"
 
 
 def test_an_item_that_cannot_be_had_does_not_lose_its_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dovetail.observe.failed_items import RecordedFailure, group_failures
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import LAST_RUN, find_run
 from dovetail.observe.summary import summarize_run
-from dovetail.observe.text_format import format_count
+from dovetail.observe.text_format import escape_controls, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ def _lines(failures: list[RecordedFailure], items: int, *, traceback: bool) -> I
         if items and len(group) > items:
             yield f"  and {len(group) - items} more"
         if traceback:
-            yield from (f"  | {line}" for line in first.traceback.splitlines())
+            yield from (f"  | {escape_controls(line)}" for line in first.traceback.splitlines())
 
 
 def _backfill_failures(summary: RunSummary) -> list[RecordedFailure]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.journal import JOURNAL_VERSION, json_line, read_json_lines
-from dovetail.observe.text_format import printable
+from dovetail.observe.text_format import cut_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -112,8 +112,15 @@ def encode_item(item: object, limit_bytes: int = MAX_ITEM_BYTES) -> dict[str, An
         pass
     packed = pickle.dumps(item)
     if len(packed) <= limit_bytes:
-        return {"item_pickle": base64.b64encode(packed).decode(), "item_repr": repr(item)[:500]}
-    return {"item_lost": f"{len(packed)} bytes", "item_repr": repr(item)[:500]}
+        return {"item_pickle": base64.b64encode(packed).decode(), "item_repr": _safe_repr(item)}
+    return {"item_lost": f"{len(packed)} bytes", "item_repr": _safe_repr(item)}
+
+
+def _safe_repr(item: object) -> str:
+    try:
+        return repr(item)[:500]
+    except Exception:  # a user's __repr__ may raise, and the item must be kept for a retry
+        return f"a {type(item).__name__}"
 
 
 def _survives_json(item: object) -> bool:
@@ -147,8 +154,7 @@ class RecordedFailure:
     @property
     def text(self) -> str:
         """Error and message on one line, shortened."""
-        text = printable(": ".join(part for part in (self.error, self.message) if part))
-        return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
+        return cut_text(printable(": ".join(part for part in (self.error, self.message) if part)), MAX_SHOWN_CHARACTERS)
 
 
 def read_failures(path: Path) -> list[RecordedFailure]:
@@ -175,8 +181,7 @@ def _parse_failure(entry: Mapping[str, Any]) -> RecordedFailure:
 def _item_text(entry: Mapping[str, Any]) -> str:
     """Pickled items are not opened."""
     known = json.dumps(entry["item"], ensure_ascii=False) if "item" in entry else str(entry.get("item_repr", ""))
-    text = printable(known)
-    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
+    return cut_text(printable(known), MAX_SHOWN_CHARACTERS)
 
 
 def group_failures(failures: Iterable[RecordedFailure]) -> list[list[RecordedFailure]]:

@@ -21,8 +21,12 @@ MIN_CUT_CHARS = 8
 
 def printable(text: str) -> str:
     """The text on one line, with characters that a terminal would obey written as escapes."""
-    text = " ".join(text.split())
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return escape_controls(" ".join(text.split()))
+
+
+def escape_controls(line: str) -> str:
+    """A line with characters that a terminal would obey written as escapes; spaces stay."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def format_duration(seconds: float) -> str:
