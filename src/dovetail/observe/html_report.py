@@ -359,7 +359,8 @@ def _failed_items(history: RunHistory, summary: RunSummary, words: _Words) -> It
     yield "</ul>"
     shown = failures[:MAX_FAILED_ITEMS]
     if len(failures) < summary.failed or len(shown) < len(failures):
-        yield f'<p class="soft">The first {len(shown)} of {format_count(max(summary.failed, len(failures)), words.item)}.</p>'
+        total = max(summary.failed, len(failures))
+        yield f'<p class="soft">The first {len(shown)} of {format_count(total, words.item)}.</p>'
     titles = (words.item, words.stage, "error", "attempts")
     heads = "".join(f'<th scope="col" class="left">{escape(title)}</th>' for title in titles)
     yield f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>'
