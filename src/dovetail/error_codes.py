@@ -156,7 +156,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "The Dovetail home or a run directory cannot be read or written.",
         "Check its permissions, or set DOVETAIL_HOME to a directory that you can write.",
     ),
-    ("DT304", 2, "An abbreviated run id matches several runs.", "Type more characters of the id."),
+    ("DT304", 2, "An abbreviated run id or name matches several runs.", "Type more characters of the id."),
     (
         "DT305",
         2,
@@ -164,6 +164,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Record the run again with this version and `--record`.",
     ),
     ("DT306", 2, "A stage has no measured speed, or none was named.", "List them: dovetail profile ls."),
+    (
+        "DT307",
+        2,
+        "Runs cannot be removed: they are running, or it is not clear which ones are meant.",
+        "Name a run that has ended, or select runs with --older-than or --keep.",
+    ),
     ("DT310", 2, "An argument of a simulation is out of range.", _SEE_MESSAGE),
     (
         "DT320",

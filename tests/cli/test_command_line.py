@@ -158,11 +158,13 @@ def test_tab_completes_files_modes_and_engines(words: str, completed: str) -> No
     assert run(_DOVETAIL_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=at).stdout.strip() == completed
 
 
-@pytest.mark.parametrize(("typed", "meant"), [(("rnu",), "run"), (("cluster", "shwo"), "show")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [(("rnu",), "run"), (("cluster", "shwo"), "show"), (("rum",), "run' or 'rm")]
+)
 def test_an_unknown_command_is_answered_with_the_nearest_one(typed: tuple[str, ...], meant: str) -> None:
     shown = run(*typed)
     assert shown.returncode == 2
-    assert f"No such command {typed[-1]!r} (did you mean {meant!r}?)" in shown.stderr
+    assert f"No such command {typed[-1]!r} (did you mean '{meant}'?)" in shown.stderr
 
 
 def test_every_command_has_an_example_in_its_help() -> None:
@@ -183,7 +185,7 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("dataset_path: rows.jsonl\nprocess: [text_length_filter]\n")
     cluster = ["--cluster", "1x(32cpu, 128GB, 2xL40S:48GB)"]
     commands = {
-        "simulate": [VIDEO, *cluster, "--items", "20", "--record"],
+        "simulate": [VIDEO, *cluster, "--limit", "20", "--record"],
         "replay": ["last"],
         "ls": [],
         "status": ["last"],
@@ -201,6 +203,7 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
         "init": ["recipe", "-"],
         "completion": ["bash"],
         "drain": ["nothing"],
+        "rm": ["nothing"],
         "cancel": ["nothing"],
         "backfill": ["--help"],  # other tests run these two in processes
         "demo": ["--help"],
@@ -217,4 +220,4 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
     )
     assert "Traceback" not in ran.stderr
     ended = {name: int(code) for code, name in re.findall(r"^exit code (\d+): (\w+)$", ran.stdout, re.MULTILINE)}
-    assert ended == {name: 2 if name in ("drain", "cancel") else 0 for name in commands}, ran.stderr
+    assert ended == {name: 2 if name in ("drain", "cancel", "rm") else 0 for name in commands}, ran.stderr

@@ -39,7 +39,7 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_runs_are_listed_with_their_status_the_youngest_first(home: Path) -> None:
-    shown = run(home, "ls")
+    shown = run_command("ls", DOVETAIL_HOME=str(home), COLUMNS="120")
     assert shown.returncode == 0
     lines = shown.stdout.splitlines()
     assert lines[0].split() == ["run", "name", "engine", "status", "age", "items", "items/s"]
@@ -66,6 +66,46 @@ def test_a_short_list_reports_how_many_runs_are_not_shown(home: Path) -> None:
     shown = run(home, "ls", "--limit", "1")
     assert len(shown.stdout.splitlines()) == 2
     assert "2 older runs not shown" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (("--name", "video"), [IDS[1], IDS[0]]),
+        (("--name", "*-AAAA-*"), [IDS[0]]),
+        (("--status", "finished"), [IDS[0]]),
+        (("--status", "lost", "--status", "finished"), ["garbage", IDS[1], IDS[0]]),
+        (("--kind", "backfill"), [IDS[1]]),
+        (("--kind", "pipeline", "--name", "video"), [IDS[0]]),
+        (("--since", "1970-01-01"), [IDS[1], IDS[0]]),
+        (("--since", "2999-01-01"), []),
+        (("--since", "1h"), [IDS[1], IDS[0]]),
+        (("--since", "1970-01-01", "--limit", "1"), [IDS[1]]),
+    ],
+)
+def test_the_list_is_filtered(home: Path, options: tuple[str, ...], found: list[str]) -> None:
+    header = home / "runs" / IDS[1] / "run.json"
+    more = {"table": "clips.lance", "column": "length"}
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"more": more}))
+    assert [entry["id"] for entry in json.loads(run(home, "ls", "--json", *options).stdout)] == found
+
+
+def test_a_filtered_list_repeats_its_filters_where_it_offers_more(home: Path) -> None:
+    shown = run(home, "ls", "--name", "video", "--status", "lost", "--status", "finished", "--limit", "1")
+    assert "dovetail ls --name video --status lost --status finished --limit 2" in shown.stderr
+    assert "no runs match in" in run(home, "ls", "--status", "running").stderr
+
+
+@pytest.mark.parametrize("width", [120, 100, 80, 70, 60])
+def test_the_list_fits_the_terminal_and_its_ids_are_found(home: Path, width: int) -> None:
+    header = home / "runs" / IDS[0] / "run.json"
+    about = json.loads(header.read_text()) | {"name": "a-name-that-is-long", "more": {"recipe_file": "r.yaml"}}
+    header.write_text(json.dumps(about))
+    shown = run_command("ls", DOVETAIL_HOME=str(home), COLUMNS=str(width))
+    lines = shown.stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert ("engine" in lines[0]) == (width >= 100)
+    assert run(home, "status", lines[-1].split()[0], "--json").returncode == 0
 
 
 @pytest.mark.parametrize("where", [".", "no/such/folder", "runs/file"])
@@ -130,8 +170,16 @@ def test_a_trace_is_written_or_printed(home: Path) -> None:
         (("trace", "nothing", "-o", "-"), "DT301"),
         (("trace", IDS[0], "-o", "/no/such/folder/t.json"), "DT025"),
         (("trace", IDS[0]), "--out"),
-        (("drain",), "RUN"),
+        (("drain",), "is not running: it is lost"),
+        (("cancel", "video"), "is not running: it is lost"),
         (("ls", "--limit", "0"), "--limit"),
+        (("ls", "--since", "yesterday"), "--since"),
+        (("ls", "--status", "fnished"), "did you mean 'finished'?"),
+        (("rm",), "DT307"),
+        (("rm", "video", "--keep", "1"), "DT307"),
+        (("rm", "nothing"), "DT301"),
+        (("rm", "--older-than", "7 days"), "--older-than"),
+        (("rm", "--keep", "1"), "--yes to remove them"),
     ],
 )
 def test_bad_input_is_one_clear_error_and_exit_code_2(home: Path, arguments: tuple[str, ...], code: str) -> None:
@@ -150,7 +198,7 @@ def test_an_unknown_id_is_an_error_that_lists_the_runs(home: Path) -> None:
     assert "did you mean 'last'?" in run(home, "status", "lsat").stderr
 
 
-@pytest.mark.parametrize("command", ["ls", "status", "trace"])
+@pytest.mark.parametrize("command", ["ls", "status", "trace", "rm"])
 def test_the_help_has_an_example(home: Path, command: str) -> None:
     assert f"  dovetail {command}" in run(home, command, "--help").stdout
 

@@ -18,6 +18,7 @@ from dovetail.observe.run_folder import (
     list_runs,
     new_run_id,
     read_json_object,
+    short_run_id,
     write_atomically,
 )
 
@@ -111,6 +112,33 @@ def test_a_run_is_found_by_id_beginning_last_and_path(tmp_path: Path) -> None:
     assert refused("nothing") == "DT301"
     assert refused("") == "DT301"
     assert refused(str(tmp_path)) == "DT302"
+
+
+def test_a_run_is_found_by_its_name_or_any_part_that_only_one_run_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept("20260101-000000-aaaa-video", "20260102-000000-bbbb-video", "20260103-000000-cccc-clips-lance-length")
+    header = home_folder() / "runs" / "20260103-000000-cccc-clips-lance-length" / "run.json"
+    header.write_text('{"name": "clips.lance length"}')
+    assert find_run("video").id == "20260102-000000-bbbb-video"  # the latest of that name
+    for what in ("clips.lance length", "clips-lance-length", "clips.lance", "cccc", "000000-cccc", "LENGTH"):
+        assert find_run(what).id == "20260103-000000-cccc-clips-lance-length", what
+    assert short_run_id("20260101-000000-aaaa-video") == "20260101-000000-aaaa"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "video").mkdir()
+    assert find_run("video").id == "20260102-000000-bbbb-video"  # the folder here is no run
+    assert refused("./video") == "DT302"
+
+
+def test_a_part_that_several_runs_have_is_an_error_that_lists_them() -> None:
+    kept("20260101-000000-aaaa-video", "20260102-000000-bbbb-video", "20260103-000000-cccc-audio")
+    with pytest.raises(ConfigError, match="DT304") as caught:
+        find_run("vid")
+    (problem,) = caught.value.problems
+    assert problem.evidence == ("20260102-000000-bbbb-video", "20260101-000000-aaaa-video")
+    assert problem.fix_texts[1] == "video is the latest run of that name"
+    with pytest.raises(ConfigError, match=r"there is no run 'vdieo' \(did you mean 'video'\?\)"):
+        find_run("vdieo")
 
 
 def test_an_unknown_id_is_an_error_with_the_nearest_id_and_all_runs() -> None:

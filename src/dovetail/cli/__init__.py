@@ -5,6 +5,7 @@ Data goes to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from importlib import import_module
@@ -13,20 +14,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import dovetail
-from dovetail.errors import DovetailError, did_you_mean
+from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
 class SuggestingGroup(click.Group):
-    """A group whose error message for an unknown command suggests the nearest one."""
+    """A group whose error message for an unknown command suggests the nearest ones."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            hint = did_you_mean(args[0], self.list_commands(ctx))
+            near = difflib.get_close_matches(args[0].lower(), self.list_commands(ctx), n=2, cutoff=0.6)
+            near.sort(key=lambda name: abs(len(name) - len(args[0])))  # a wrong letter is likelier than a missing one
+            hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}{hint}.", error.ctx) from None
 
 
@@ -64,12 +67,13 @@ COMMANDS = {
     "explain": ("dovetail.cli.explain", "Explain worker counts, placement and bottlenecks of a plan."),
     "init": ("dovetail.cli.init", "Write an example pipeline or recipe file."),
     "logs": ("dovetail.cli.logs", "Print the output of the workers of a run."),
-    "ls": ("dovetail.cli.runs", "List runs and their status."),
+    "ls": ("dovetail.cli.ls", "List runs and their status."),
     "plan": ("dovetail.cli.plan", "Show placement, predicted rate and bottleneck; start nothing."),
     "profile": ("dovetail.cli.profile", "List, show or forget measured speeds of stages."),
     "recipe": ("dovetail.cli.recipe", "Recommend worker counts and GPU shares for recipe operators."),
     "replay": ("dovetail.cli.replay", "Replay a recorded run and compare the decisions."),
     "report": ("dovetail.cli.report", "Write an HTML report of a run."),
+    "rm": ("dovetail.cli.rm", "Remove runs that have ended."),
     "run": ("dovetail.cli.run", "Run a pipeline or recipe file, or resume a run."),
     "schema": ("dovetail.cli.schema", "Print the JSON Schema of pipeline, recipe or cluster files."),
     "simulate": ("dovetail.cli.simulate", "Simulate a pipeline on a hypothetical cluster."),

@@ -11,7 +11,7 @@ import click
 from dovetail.cli.options import json_option, run_argument
 from dovetail.observe.failed_items import RecordedFailure, group_failures
 from dovetail.observe.history import RunHistory
-from dovetail.observe.run_folder import LAST_RUN, find_run
+from dovetail.observe.run_folder import find_run
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.text_format import escape_controls, format_count
 
@@ -29,7 +29,7 @@ Examples:
   dovetail errors 20261116-0305 --json | jq .place
 """
 )
-@run_argument(default=LAST_RUN)
+@run_argument()
 @click.option("--stage", metavar="NAME", help="Show only failures of this stage.")
 @click.option("--type", "error_type", metavar="EXCEPTION", help="Show only failures with this exception.")
 @click.option(
@@ -38,7 +38,7 @@ Examples:
 @click.option("--traceback", is_flag=True, help="Show the traceback of the first item of each error.")
 @json_option("Print one JSON object per failed item.")
 def errors(run: str, stage: str | None, error_type: str | None, items: int, traceback: bool, as_json: bool) -> None:
-    """Show the failed items of RUN (an id, the start of one, `last`, or a folder; default: the latest run).
+    """Show the failed items of RUN.
 
     Each item is shown with its place in the source: the item with which a run failed, and items that were skipped.
     """

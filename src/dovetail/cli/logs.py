@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli.options import json_option, run_argument
-from dovetail.observe.run_folder import LAST_RUN, find_run
+from dovetail.observe.run_folder import find_run
 from dovetail.observe.worker_logs import find_worker_logs, follow_worker_logs
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ Examples:
   dovetail logs 20261116-0305 12 --tail 50
 """
 )
-@run_argument(default=LAST_RUN)
+@run_argument()
 @click.argument("worker", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Keep printing until the run ends.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines of each worker.")
 @json_option("Print one JSON object per line.")
 def logs(run: str, worker: str | None, follow: bool, tail: int | None, as_json: bool) -> None:
-    """Print the output of the workers of RUN (an id, the start of one, `last`, or a folder; default: the latest run).
+    """Print the output of the workers of RUN.
 
     WORKER selects one worker by number, or the workers of a stage by name.
     """

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from dovetail.errors import did_you_mean
+from dovetail.errors import DovetailError, did_you_mean
+from dovetail.observe.run_folder import LAST_RUN, list_runs, run_name_in_id
 from dovetail.pipeline.source_sink import MODES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    Decorator = Callable[[Any], Any]
+Decorator = Callable[[Any], Any]
 
 MAX_COMPLETIONS = 50
 
@@ -50,15 +53,26 @@ class SuggestingChoice(click.Choice):  # type: ignore[type-arg]  # not generic b
 
 
 def complete_runs(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
-    """Run ids with this start, the latest first."""
-    from dovetail.errors import DovetailError
-    from dovetail.observe.run_folder import LAST_RUN, list_runs
+    """Names and ids of runs with this start, the latest first; ids also by any part."""
+    ids = _run_ids()
+    names = [name for name in (LAST_RUN, *dict.fromkeys(map(run_name_in_id, ids))) if name.startswith(begun)]
+    parts = [] if not begun or names else [name for name in ids if begun in name]
+    found = [*names, *(name for name in ids if name.startswith(begun)), *parts]
+    return list(dict.fromkeys(filter(None, found)))[:MAX_COMPLETIONS]
 
+
+def complete_run_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
+    """Names of runs with this start, the latest first."""
+    names = dict.fromkeys(run_name_in_id(run) for run in _run_ids())
+    return [name for name in names if name and name.startswith(begun)][:MAX_COMPLETIONS]
+
+
+def _run_ids() -> list[str]:
+    """Ids of all runs, the latest first; none if they cannot be read."""
     try:
-        names = [LAST_RUN, *(run.id for run in list_runs())]
+        return [run.id for run in list_runs()]
     except DovetailError:
         return []
-    return [name for name in names if name.startswith(begun)][:MAX_COMPLETIONS]
 
 
 def file_argument(*, required: bool = True) -> Decorator:
@@ -66,11 +80,18 @@ def file_argument(*, required: bool = True) -> Decorator:
     return click.argument("file", required=required, type=FILE_PATH)
 
 
-def run_argument(*, default: str | None = None) -> Decorator:
-    """RUN; commands that only read default to the latest run."""
-    if default is None:  # click 8.5 takes default=None for a default
-        return click.argument("run", shell_complete=complete_runs)
-    return click.argument("run", default=default, shell_complete=complete_runs)
+RUN_HELP = """RUN is an id, the name of a pipeline or recipe (its latest run), a part of id or name that only one run
+has, `last`, or a folder."""
+
+
+def run_argument() -> Decorator:
+    """RUN, by default the latest run; the help explains how runs are found."""
+
+    def decorate(function: Any) -> Any:
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__)}\n\n{RUN_HELP}  [default: {LAST_RUN}]"
+        return click.argument("run", default=LAST_RUN, shell_complete=complete_runs)(function)
+
+    return decorate
 
 
 def cluster_option(name: str = "cluster_spec", *, default: str | None = "auto") -> Decorator:

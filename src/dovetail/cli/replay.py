@@ -9,21 +9,21 @@ import click
 from dovetail.cli.options import run_argument
 from dovetail.observe.replay import controller_from_record
 from dovetail.observe.replay import replay as replay_log
-from dovetail.observe.run_folder import LAST_RUN, find_run
+from dovetail.observe.run_folder import find_run
 
 
 @click.command(
     epilog="""\b
 Examples:
-  dovetail simulate examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)" --items 500 --record
+  dovetail simulate examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)" --limit 500 --record
   dovetail replay last
 """
 )
-@run_argument(default=LAST_RUN)
+@run_argument()
 def replay(run: str) -> None:
     """Feed the recorded input of RUN to a new controller and compare its commands with the recorded ones.
 
-    RUN (default: the latest run) must have been started with --record.
+    The run must have been started with --record.
     """
     result = replay_log(find_run(run).replay_log, controller_from_record)
     if result.difference is None:

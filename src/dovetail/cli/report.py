@@ -9,7 +9,7 @@ import click
 from dovetail.cli.options import FILE_PATH, run_argument
 from dovetail.cli.output_file import write_file
 from dovetail.observe.history import RunHistory
-from dovetail.observe.run_folder import LAST_RUN, find_run
+from dovetail.observe.run_folder import find_run
 
 
 @click.command(
@@ -20,7 +20,7 @@ Examples:
   dovetail report last -o - > run.html
 """
 )
-@run_argument(default=LAST_RUN)
+@run_argument()
 @click.option(
     "-o",
     "--out",
@@ -31,7 +31,7 @@ Examples:
     help="File to write; - is stdout.",
 )
 def report(run: str, out: str) -> None:
-    """Write an HTML report of RUN: an id, the start of one, `last` (the default), or a folder.
+    """Write an HTML report of RUN.
 
     The report is one file that needs no network: plan and rate, a table of stages, verdicts with the change to make,
     charts, and failed items. It works for pipelines, recipes and backfills, also while they run.

@@ -11,7 +11,7 @@ from dovetail.cli.options import json_option, run_argument
 from dovetail.cli.run_report import resume_lines
 from dovetail.cli.saved_arguments import read_saved_arguments
 from dovetail.observe.history import RunHistory
-from dovetail.observe.run_folder import LAST_RUN, find_run
+from dovetail.observe.run_folder import find_run
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.observe.text_format import format_duration
@@ -30,10 +30,10 @@ Examples:
   dovetail status ./my-run-folder --json | jq .steady_rate
 """
 )
-@run_argument(default=LAST_RUN)
+@run_argument()
 @json_option("Print all figures as JSON.")
 def status(run: str, as_json: bool) -> None:
-    """Show the progress or result of RUN (an id, the start of one, `last`, or a folder; default: the latest run)."""
+    """Show the progress or result of RUN."""
     folder = find_run(run)
     history = RunHistory.load(folder.path)
     summary = summarize_run(history)

@@ -162,7 +162,7 @@ def _check_running(folder: Path) -> None:
     name = run_reference(folder)
     if status != "running":
         words = {"lost": "lost: its process exited"}.get(status, status)
-        fixes: tuple[str, ...] = (f"dovetail status {name}",)
+        fixes: tuple[str, ...] = (f"dovetail status {name}", "dovetail ls --status running")
         if status != "finished" and RunFolder(folder).is_resumable:
             fixes = (f"dovetail run --resume {name}", *fixes)
         raise ConfigError(Problem("DT361", f"run {folder.name} is not running: it is {words}", fixes=fixes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +18,16 @@ from dovetail.observe.journal import read_json_lines
 from dovetail.observe.run_folder import RunFolder, number_field, read_json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dovetail.observe.failed_items import RecordedFailure
     from dovetail.scheduling.plan import Plan
 
 LOST_AFTER_S = 10.0
 KNOWN_STATUS = frozenset({"running", "finished", "drained", "failed", "cancelled"})
+RUN_KINDS = ("pipeline", "recipe", "backfill", "service")
+RECIPE_FILE_KEY = "recipe_file"
+"""Key of the file of a recipe in the headers of its runs."""
+SERVICE = "dt.serve"
+"""What started a service, as its header says."""
 MIN_INTERVAL_S = 1e-9
 
 
@@ -207,6 +211,17 @@ def run_status(header: Mapping[str, Any], wall: float) -> str:
     if alive is None:  # on another machine: only the heartbeat is known
         alive = isinstance(beat, int | float) and wall - beat <= LOST_AFTER_S
     return "running" if alive else "lost"
+
+
+def run_kind(header: Mapping[str, Any]) -> str:
+    """One of RUN_KINDS."""
+    more = header.get("more")
+    recorded = more if isinstance(more, Mapping) else {}
+    if recorded.get("column"):
+        return "backfill"
+    if recorded.get(RECIPE_FILE_KEY):
+        return "recipe"
+    return "service" if header.get("what") == SERVICE else "pipeline"
 
 
 def _is_alive(header: Mapping[str, Any]) -> bool | None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 LAST_RUN = "last"
 MAX_RUNS_SHOWN = 5
+MAX_RUNS_COMPARED = 500
+"""Runs that a misspelt name is compared with."""
+RUN_ID = re.compile(r"(?P<time>\d{8}-\d{6}-[0-9a-f]+)-(?P<name>.+)")
 MAX_NAME_BYTES = 255
 """Longer than the names that file systems accept."""
 
@@ -100,8 +103,11 @@ def runs_folder() -> Path:
 
 def new_run_id(name: str, wall: float, salt: str) -> str:
     """Sortable by time, unique by its salt, recognisable by its name: '20261116-030533-9f3a-video'."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "run"
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(wall))}-{salt}-{slug}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(wall))}-{salt}-{_name_in_ids(name) or 'run'}"
+
+
+def _name_in_ids(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
 
 
 def create_run(
@@ -154,24 +160,61 @@ def list_runs() -> list[RunFolder]:
 
 
 def find_run(what: str) -> RunFolder:
-    """Find a run by its id, a prefix of it, `last`, or the path of its folder; otherwise raise a ConfigError that lists
-    runs."""
+    """Find a run by `last`, its id, the path of its folder, its name (the latest run of that name), or a part of id or
+    name that only one run has; otherwise raise a ConfigError that lists runs."""
     runs = list_runs()
     if what == LAST_RUN and runs:
         return runs[0]
     exact = [run for run in runs if run.id == what]
     if exact:
         return exact[0]
-    if _is_folder(what):
+    is_folder = _is_folder(what)
+    if is_folder and (os.sep in what or RunFolder(Path(what)).header.is_file()):
         return _require_run_folder(Path(what))
+    named = next((run for run in runs if _has_name(run, what)), None)
+    if named is not None:
+        return named
     alike = [run for run in runs if what and run.id.startswith(what)]
+    if len(alike) != 1:
+        alike = [run for run in runs if _contains(run, what)]
     if len(alike) == 1:
         return alike[0]
     if alike:
-        raise _error(
-            "DT304", f"{len(alike)} runs start with {what!r}", _run_ids(alike), ("use more characters of the id",)
-        )
+        raise _ambiguous_run(what, alike)
+    if is_folder:
+        return _require_run_folder(Path(what))
     raise _no_such_run(what, runs)
+
+
+def run_name_in_id(run_id: str) -> str:
+    """The name of a run as its id spells it, 'video' of '20261116-030533-9f3a-video'; empty for other ids."""
+    found = RUN_ID.fullmatch(run_id)
+    return found["name"] if found else ""
+
+
+def short_run_id(run_id: str) -> str:
+    """The id without the name, by which the run is found as well."""
+    found = RUN_ID.fullmatch(run_id)
+    return found["time"] if found else run_id
+
+
+def _has_name(run: RunFolder, what: str) -> bool:
+    if not what or _name_in_ids(what) != run_name_in_id(run.id):
+        return False
+    return what == run_name_in_id(run.id) or what == read_json_object(run.header).get("name")
+
+
+def _contains(run: RunFolder, what: str) -> bool:
+    name = _name_in_ids(what)
+    return bool(what) and (what.lower() in run.id or bool(name and name in run_name_in_id(run.id)))
+
+
+def _ambiguous_run(what: str, alike: list[RunFolder]) -> ConfigError:
+    fixes = ["use more characters of the id"]
+    names = {run_name_in_id(run.id) for run in alike}
+    if len(names) == 1:
+        fixes.append(f"{names.pop()} is the latest run of that name")
+    return _error("DT304", f"{len(alike)} runs have {what!r} in their id or name", _run_ids(alike), tuple(fixes))
 
 
 def _is_folder(what: str) -> bool:
@@ -193,7 +236,8 @@ def _no_such_run(what: str, runs: list[RunFolder]) -> ConfigError:
     if not runs:
         message = f"there is no run {what!r}: no runs in {runs_folder()}"
         return _error("DT301", message, fixes=("dovetail run FILE, or set DOVETAIL_HOME to the folder of the runs",))
-    message = f"there is no run {what!r}{did_you_mean(what, [LAST_RUN, *(run.id for run in runs)])}"
+    known = [LAST_RUN, *(name for run in runs[:MAX_RUNS_COMPARED] for name in (run_name_in_id(run.id), run.id))]
+    message = f"there is no run {what!r}{did_you_mean(what, filter(None, known))}"
     return _error("DT301", message, _run_ids(runs), (f"dovetail status {runs[0].id}", "dovetail ls lists all runs"))
 
 

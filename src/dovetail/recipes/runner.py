@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control.payload import SourceSinkError
 from dovetail.engines.ray.address import AddressKind, RayAddress, is_ray_engine
 from dovetail.errors import ConfigError, DovetailError, InfeasibleError, Problem
-from dovetail.observe.history import run_status
+from dovetail.observe.history import RECIPE_FILE_KEY, run_status
 from dovetail.observe.run_folder import list_runs, read_json_object
 from dovetail.observe.text_format import format_duration
 from dovetail.pipeline.units import fuse_stages
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PROBE_ROWS = 200
 INPUT_ERROR_CODE = "DT418"
-DIGEST_KEY, FILE_KEY, RESUMABLE_KEY = "recipe", "recipe_file", "recipe_resumable"
+DIGEST_KEY, FILE_KEY, RESUMABLE_KEY = "recipe", RECIPE_FILE_KEY, "recipe_resumable"
 """Keys of `more` in run.json, by which `use_checkpoint` finds a run of the same recipe."""
 
 Say = Callable[[str], object]

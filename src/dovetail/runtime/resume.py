@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import Deliver, FailedItem
 from dovetail.control.payload import Segment
 from dovetail.data.commit_log import CommitLogContents, read_commit_log
-from dovetail.errors import ConfigError, DovetailError, Problem
+from dovetail.errors import ConfigError, Problem
 from dovetail.observe.run_folder import find_run, read_json_object, run_reference, write_atomically
 from dovetail.runtime.run_lock import RunLock, check_owner
 from dovetail.scheduling.plan import Plan
@@ -63,13 +62,10 @@ class ResumedRun:
 
     def _remove_parts(self) -> None:
         """Removes the part files of a finished run, whose driver may have died before it did."""
-        from dovetail.data.sinks import SinkSpec, open_sink
+        from dovetail.runtime.run_removal import file_sinks
 
-        for label, about in (self.commits.header.get("sinks") or {}).items():
-            with suppress(OSError, DovetailError):
-                open_sink(
-                    SinkSpec(**about["spec"]), self.folder.id, self.folder.path / "parts" / (label or "all")
-                ).discard()
+        for sink in file_sinks(self.folder, self.commits):
+            sink.discard()
 
     # --- checks that it is the same run
 

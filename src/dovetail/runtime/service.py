@@ -22,6 +22,7 @@ from dovetail.data.request_queue import (
     service_closed_error,
 )
 from dovetail.errors import ConfigError, Problem, short_repr
+from dovetail.observe.history import SERVICE
 from dovetail.pipeline.durations import parse_duration
 from dovetail.runtime.arguments import check_service_arguments
 from dovetail.runtime.assembly import (
@@ -89,7 +90,7 @@ def serve(
         admission = site.admit(folder.id, exclusive_plan, plan_for, wait=wait)
         undo.callback(admission.release)
         options = site.adjust_options(_stream_options(parse_duration(max_wait), exclusive_plan.cluster), given=False)
-        launch = LaunchOptions(progress=False, pin_cpus=pin_cpus, what="dt.serve")
+        launch = LaunchOptions(progress=False, pin_cpus=pin_cpus, what=SERVICE)
         admitted = AdmittedRun(site, admission, folder, lock, options, launch)
         units = tuple(_as_served_unit(unit) for unit in unit_specs(pipeline, admission.plan))
         limits = _Limits(None if deadline is None else parse_duration(deadline), max_pending)
