@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,7 @@ from dovetail.observe.text_format import format_duration
 
 if TYPE_CHECKING:
     from dovetail.observe.failed_items import RecordedFailure
+    from dovetail.observe.run_folder import RunFolder
 
 MAX_SHOWN_LINES = 5
 
@@ -26,15 +28,26 @@ MAX_SHOWN_LINES = 5
     epilog="""\b
 Examples:
   dovetail status
+  dovetail status video --watch             # the latest run of the pipeline video, until it ends
   dovetail status 20261116-0305
   dovetail status ./my-run-folder --json | jq .steady_rate
 """
 )
 @run_argument()
-@json_option("Print all figures as JSON.")
-def status(run: str, as_json: bool) -> None:
+@click.option("--watch", "-w", is_flag=True, help="Show the run until it ends: redrawn in a terminal, else as lines.")
+@json_option("Print all figures as JSON; with --watch, one line per second.")
+def status(run: str, watch: bool, as_json: bool) -> None:
     """Show the progress or result of RUN."""
     folder = find_run(run)
+    if watch:
+        from dovetail.cli.status_watch import print_json_line, watch_run
+
+        watch_run(folder, partial(print_json_line if as_json else _show_status, folder), as_json=as_json)
+    else:
+        _show_status(folder, as_json=as_json)
+
+
+def _show_status(folder: RunFolder, *, as_json: bool = False) -> None:
     history = RunHistory.load(folder.path)
     summary = summarize_run(history)
     if as_json:
