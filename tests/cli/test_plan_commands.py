@@ -172,6 +172,49 @@ def test_the_next_command_works_when_pasted() -> None:
     assert run(*command[1:]).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--set", "stages.a.resources.cpus=2", "--no-profiles"),
+        ("--cluster", "2x(4cpu, 8GB)", "--mode", "sequential", "--headroom", "2"),
+        ("--engine", "ray", "--set", "stages.b.workers=1"),
+    ],
+)
+def test_the_next_command_has_the_options_that_were_given(tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = tmp_path / "my pipeline.yaml"
+    file.write_text("source: in.jsonl\nstages:\n  - {name: a, run: 'm:a'}\n  - {name: b, run: 'm:b'}\n")
+    shown = run("plan", str(file), *options)
+    assert shown.returncode == 0, shown.stderr
+    command = shlex.split(shown.stderr.rpartition("Next:  ")[2])
+    assert command[:3] == ["dovetail", "explain", str(file)]
+    assert sorted(command[3:]) == sorted(options)
+    explained = run(*command[1:], "--json")
+    assert explained.returncode == 0, explained.stderr
+    assert (
+        json.loads(explained.stdout)["units"] == json.loads(run("plan", str(file), *options, "--json").stdout)["units"]
+    )
+
+
+def test_the_source_of_a_recipe_may_be_given_to_plan_explain_and_simulate(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "some words"}\n')
+    (tmp_path / "r.yaml").write_text("process: [text_length_filter]\n")
+    source = ("--source", "rows.jsonl", "--cluster", "1x(2cpu, 4GB)")
+    shown = run("plan", "r.yaml", *source, "--no-probe", cwd=tmp_path, DOVETAIL_HOME=str(tmp_path))
+    command = shlex.split(shown.stderr.rpartition("Next:  ")[2])
+    assert "--source" in command
+    for words in (command[1:], ("simulate", "r.yaml", *source, "--limit", "100")):
+        done = run(*words, cwd=tmp_path, DOVETAIL_HOME=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "simulate"])
+def test_a_fix_does_not_offer_an_engine_that_the_command_lacks(command: str) -> None:
+    shown = run(command, VIDEO, "--cluster", "1x(4cpu)", "--engine", "ray:auto")
+    assert shown.returncode == 2
+    assert "fix  remove --cluster" in shown.stderr
+    assert "sim" not in shown.stderr.partition("fix")[2]
+
+
 def test_one_stage_is_explained_as_data_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     run("plan", VIDEO, "--cluster", "1x(32cpu, 128GB, 2xL40S:48GB)", "--out", str(out))

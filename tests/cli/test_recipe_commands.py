@@ -134,15 +134,15 @@ def test_explain_and_simulate_take_a_recipe(place: Kitchen) -> None:
     assert "image_maniqa_filter" in done.stdout
     one = place.run("explain", "r.yaml", "image_maniqa_filter", *SEED)
     assert one.returncode == 0, one.stderr
-    done = place.run("simulate", "r.yaml", *SEED, "--items", "500")
+    done = place.run("simulate", "r.yaml", *SEED, "--limit", "500")
     assert done.returncode == 0, done.stderr
     assert "500" in done.stdout
 
 
 def test_a_simulation_runs_as_the_file_says(place: Kitchen) -> None:
     (place.folder / "r.yaml").write_text(FAILING)
-    assert place.run("simulate", "r.yaml", *SEED, "--items", "100").returncode == 3
-    done = place.run("simulate", "r.yaml", *SEED, "--items", "100", "--mode", "sequential")
+    assert place.run("simulate", "r.yaml", *SEED, "--limit", "100").returncode == 3
+    done = place.run("simulate", "r.yaml", *SEED, "--limit", "100", "--mode", "sequential")
     assert done.returncode == 0, done.stderr
 
 

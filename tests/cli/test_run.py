@@ -329,6 +329,16 @@ def test_a_dry_run_looks_at_everything_and_writes_nothing(place: Place) -> None:
     }
 
 
+def test_a_dry_run_as_json_has_plan_source_and_sinks(place: Place) -> None:
+    told = json.loads(place.run("run", "p.yaml", *CLUSTER, "--dry-run", "--json").stdout)
+    assert [unit["stages"] for unit in told["plan"]["units"]] == [["double"]]
+    assert (told["rows"], told["first_row"]) == (None, "{'n': 0}")
+    assert told["sinks"] == [str(place.folder / "out.jsonl")]
+    place.file("source: in.jsonl", "double")  # without a sink, results would go to stdout
+    assert json.loads(place.run("run", "p.yaml", *CLUSTER, "--dry-run", "--json").stdout)["sinks"]
+    assert not place.runs()
+
+
 @pytest.mark.parametrize(
     ("head", "stage", "words"),
     [

@@ -21,7 +21,7 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_simulation_prints_its_summary_and_where_to_look_next(tmp_path: Path) -> None:
-    shown = run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "800")
+    shown = run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--limit", "800")
     assert shown.returncode == 0, shown.stderr
     assert "800 of 800 items" in shown.stdout
     assert "caption" in shown.stdout
@@ -33,7 +33,7 @@ def test_a_simulation_prints_its_summary_and_where_to_look_next(tmp_path: Path) 
 
 
 def test_json_is_the_summary_and_nothing_else(tmp_path: Path) -> None:
-    shown = run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "300", "--json")
+    shown = run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--limit", "300", "--json")
     data = json.loads(shown.stdout)
     assert (data["status"], data["delivered"]) == ("finished", 300)
     assert {unit["name"] for unit in data["units"]} >= {"download", "caption", "write"}
@@ -56,7 +56,7 @@ def test_speeds_of_earlier_runs_are_used_unless_asked_otherwise(
     Path("p.yaml").write_text(PIPELINE)
     Path("steps.py").write_text(STEPS)
     Path("rows.jsonl").write_text('{"text": "word"}\n' * 5000)
-    simulated = ("simulate", "p.yaml", "--cluster", "1x(2cpu, 4GB)", "--items", "1000")
+    simulated = ("simulate", "p.yaml", "--cluster", "1x(2cpu, 4GB)", "--limit", "1000")
     before = run(tmp_path, *simulated)
     assert "note: the speed of measure is not known" in before.stderr
     assert run(tmp_path, "run", "p.yaml").returncode == 0
@@ -66,14 +66,18 @@ def test_speeds_of_earlier_runs_are_used_unless_asked_otherwise(
 
 
 def test_a_recorded_simulation_replays_the_same(tmp_path: Path) -> None:
-    assert run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "300", "--record").returncode == 0
+    assert run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--limit", "300", "--record").returncode == 0
     shown = run(tmp_path, "replay", "last")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("same: ")
+    told = json.loads(run(tmp_path, "replay", "--json").stdout)
+    assert told["same"] is True
+    assert told["steps"] > 0
+    assert told["difference"] == []
 
 
 def test_a_run_without_a_recording_cannot_be_replayed_and_the_error_has_a_fix(tmp_path: Path) -> None:
-    assert run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "50").returncode == 0
+    assert run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--limit", "50").returncode == 0
     shown = run(tmp_path, "replay", "last")
     assert shown.returncode == 2
     assert "--record" in shown.stderr
@@ -83,8 +87,8 @@ def test_a_run_without_a_recording_cannot_be_replayed_and_the_error_has_a_fix(tm
     ("arguments", "code", "says"),
     [
         (["no-such.yaml"], 2, "no-such.yaml"),
-        ([VIDEO, "--items", "-5"], 2, "--items -5"),
-        ([VIDEO, "--items", "many"], 2, "many"),
+        ([VIDEO, "--limit", "-5"], 2, "--limit -5"),
+        ([VIDEO, "--limit", "many"], 2, "many"),
         ([VIDEO, "--cluster", "1x(2cpu, 8GB)"], 3, "DT11"),
         ([VIDEO, "--cluster", SPEC, "--spread", "nan"], 2, "spread"),
     ],
@@ -101,7 +105,7 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(
 
 
 def test_a_reader_that_leaves_early_does_not_make_a_good_run_fail(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dovetail", "simulate", VIDEO, "--cluster", SPEC, "--items", "50"]
+    command = [sys.executable, "-m", "dovetail", "simulate", VIDEO, "--cluster", SPEC, "--limit", "50"]
     environment = {**os.environ, "DOVETAIL_HOME": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +32,40 @@ if TYPE_CHECKING:
 EMPTY_SOURCE = object()
 
 
-def dry_run(job: RunSpec, asked: RunArguments, engine: str, plan_file: str | None, again: str) -> None:
+@dataclass(frozen=True, slots=True)
+class SourceSample:
+    """A source, and its first row."""
+
+    description: str
+    rows: int | None
+    """None: not known without reading it."""
+    first: object
+
+    def lines(self) -> list[str]:
+        total = "" if self.rows is None else f", {self.rows} rows"
+        return [f"source      {self.description}{total}", f"first row   {self._first_text()}"]
+
+    def to_dict(self) -> dict[str, object]:
+        first = None if self.first is EMPTY_SOURCE else self._first_text()
+        return {"source": self.description, "rows": self.rows, "first_row": first}
+
+    def _first_text(self) -> str:
+        if isinstance(self.first, BadRow):
+            return f"cannot be parsed: {self.first.place}: {self.first.error_text}"
+        return "none: the source is empty" if self.first is EMPTY_SOURCE else short_repr(self.first)
+
+
+def dry_run(
+    job: RunSpec, asked: RunArguments, engine: str, plan_file: str | None, again: str, *, as_json: bool = False
+) -> None:
     """Prints the plan, or raises a ConfigError with everything that would fail."""
     recipe = recipe_of(job)
     problems = import_errors(job) if recipe is None else recipe.unready()
     source: Any = None
-    lines: list[str] = []
+    sample: SourceSample | None = None
     try:
         source, _ = open_source_and_sink(job)
-        lines = _source_lines(source, asked.limit) if source is not None else []
+        sample = _sample_source(source, asked.limit) if source is not None else None
         if recipe is not None and source is not None:
             problems += missing_columns(recipe, sample_rows(recipe.source))
     except dt.DovetailError as error:
@@ -63,36 +90,33 @@ def dry_run(job: RunSpec, asked: RunArguments, engine: str, plan_file: str | Non
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray) from None
     sinks = sink_names(job.sink) or ["a function" if job.sink else "stdout, one JSON value per line"]
-    for line in [*headline_lines(plan), "", *unit_table(plan), "", *lines, *(f"sink        {name}" for name in sinks)]:
+    if as_json:
+        about = {**(sample.to_dict() if sample else {}), "sinks": sinks, "notes": list(plan.notes[1:])}
+        click.echo(json.dumps({"plan": plan.to_dict(), **about}, indent=2))
+        return
+    lines = [*(sample.lines() if sample else ()), *(f"sink        {name}" for name in sinks)]
+    for line in [*headline_lines(plan), "", *unit_table(plan), "", *lines]:
         click.echo(line)
     for line in [*(f"note: {note}" for note in plan.notes[1:]), *on.usage_lines()]:
         click.echo(line)
     click.echo(f"\n{len(job.pipeline)} stages were imported; nothing was started or written", err=True)
 
 
-def _source_lines(source: Any, limit: int | None) -> list[str]:
+def _sample_source(source: Any, limit: int | None) -> SourceSample:
     """Kind, size and first row of the source, read as a worker reads it."""
     from dovetail.data.sources import open_source
 
     cursor = open_source(source, limit)
     if cursor is None:
-        first = next(iter(source), EMPTY_SOURCE)
-        return [f"source      {type(source).__name__}", *_first_row_lines(first)]
+        return SourceSample(type(source).__name__, None, next(iter(source), EMPTY_SOURCE))
     try:
         first = BLANK_ROW
         while first is BLANK_ROW:
             split = cursor.take(1)
             first = EMPTY_SOURCE if split is None else split.read()[0]
-        total = "" if cursor.total is None else f", {cursor.total} rows"
-        return [f"source      {cursor.describe()}{total}", *_first_row_lines(first)]
+        return SourceSample(cursor.describe(), cursor.total, first)
     finally:
         cursor.close()
-
-
-def _first_row_lines(row: object) -> list[str]:
-    if isinstance(row, BadRow):
-        return [f"first row   cannot be parsed: {row.place}: {row.error_text}"]
-    return ["first row   none: the source is empty" if row is EMPTY_SOURCE else f"first row   {short_repr(row)}"]
 
 
 def _sink_paths(sink: Any) -> Iterator[tuple[str, bool]]:

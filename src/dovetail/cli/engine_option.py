@@ -114,13 +114,15 @@ def engine_option(*allowed: str, or_none: bool = False, later: bool = False) -> 
     )
 
 
-def engine_conflicts(engine: str, cluster: str | None, what: str = "--cluster") -> list[dt.Problem]:
-    """On Ray, the cluster is the Ray cluster."""
+def engine_conflicts(
+    engine: str, cluster: str | None, what: str = "--cluster", *, can_simulate: bool = False
+) -> list[dt.Problem]:
+    """On Ray, the cluster is the Ray cluster. `can_simulate`: the command takes --engine sim."""
     if not is_ray_engine(engine) or cluster in (None, "auto"):
         return []
     message = f"{what} and --engine {engine} cannot be combined: the cluster is that of Ray"
-    fixes = (f"remove {what}", "--engine sim to simulate it")
-    return [dt.Problem("DT367", message, fixes=fixes[: 2 if what == "--cluster" else 1])]
+    fixes = (f"remove {what}", "--engine sim to simulate it" if can_simulate else "remove --engine")
+    return [dt.Problem("DT367", message, fixes=fixes)]
 
 
 def target_cluster(engine: str, spec: str | None, *, start: bool = False) -> TargetCluster:

@@ -10,7 +10,15 @@ import click
 
 import dovetail as dt
 from dovetail.cli.engine_option import engine_conflicts, engine_option, target_cluster
-from dovetail.cli.options import cluster_option, file_argument, json_option, mode_option, set_option
+from dovetail.cli.options import (
+    cluster_option,
+    file_argument,
+    json_option,
+    mode_option,
+    no_profiles_option,
+    set_option,
+    source_option,
+)
 from dovetail.cli.plan import is_pipeline, plan_run_spec
 from dovetail.cli.run_spec_loader import fit_to_cluster, load_run_spec
 from dovetail.error_codes import ERROR_CODES, ErrorCode
@@ -35,6 +43,8 @@ Examples:
 @mode_option()
 @click.option("--headroom", type=float, metavar="FACTOR", help="See dovetail plan.")
 @set_option()
+@source_option("Use the speeds that were measured with this source.")
+@no_profiles_option()
 @json_option()
 def explain(
     file: str,
@@ -44,6 +54,8 @@ def explain(
     mode: str | None,
     headroom: float | None,
     sets: tuple[str, ...],
+    source: str | None,
+    no_profiles: bool,
     as_json: bool,
 ) -> None:
     """Explain the plan of FILE (a pipeline, a recipe or a plan.json), or of one STAGE; or an error code.
@@ -58,11 +70,13 @@ def explain(
     if problems:
         raise dt.ConfigError(problems)
     if file.endswith(".json") and not is_pipeline(file):
-        made = _read_plan(file, cluster_spec, {"--mode": mode, "--headroom": headroom, "--set": sets or None})
+        given = {"--mode": mode, "--headroom": headroom, "--set": sets or None, "--source": source}
+        made = _read_plan(file, cluster_spec, given | {"--no-profiles": no_profiles or None})
     else:
         on = target_cluster(engine, cluster_spec)
-        job = fit_to_cluster(load_run_spec(file, sets), on.cluster)
-        made = plan_run_spec(job, on, mode, DEFAULT_HEADROOM if headroom is None else headroom)
+        job = fit_to_cluster(load_run_spec(file, sets, source), on.cluster)
+        spare = DEFAULT_HEADROOM if headroom is None else headroom
+        made = plan_run_spec(job, on, mode, spare, profiled=not no_profiles)
     text = made.explain(stage)
     click.echo(json.dumps(_plan_json(made, stage), indent=2) if as_json else text)
 

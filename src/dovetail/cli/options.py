@@ -121,6 +121,10 @@ def set_option() -> Decorator:
     )
 
 
+def source_option(text: str) -> Decorator:
+    return click.option("--source", metavar="PATH", type=FILE_PATH, help=text)
+
+
 def json_option(text: str = "Print JSON.") -> Decorator:
     return click.option("--json", "as_json", is_flag=True, help=text)
 

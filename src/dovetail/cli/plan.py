@@ -13,7 +13,6 @@ import click
 import dovetail as dt
 from dovetail.cli.engine_option import engine_conflicts, engine_option, target_cluster
 from dovetail.cli.options import (
-    FILE_PATH,
     cluster_option,
     file_argument,
     json_option,
@@ -21,6 +20,7 @@ from dovetail.cli.options import (
     no_profiles_option,
     output_option,
     set_option,
+    source_option,
 )
 from dovetail.cli.output_file import write_file
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec, recipe_of
@@ -70,7 +70,7 @@ dataset and operators are available, unless --no-probe is given.
 @click.option("--probe", type=click.IntRange(min=1), metavar="N", help="Measure the stages with N items first.")
 @click.option("--no-probe", is_flag=True, help="Do not measure a recipe with a few rows first.")
 @set_option()
-@click.option("--source", metavar="PATH", type=FILE_PATH, help="Probe with this instead of FILE's source.")
+@source_option("Probe with this instead of FILE's source.")
 @no_profiles_option()
 def plan(
     file: str,
@@ -117,7 +117,9 @@ def plan(
     options += [] if engine == "local" else ["--engine", engine]
     options += [] if mode is None else ["--mode", mode]
     options += [word for text in sets for word in ("--set", text)]
+    options += [] if source is None else ["--source", source]
     options += [] if headroom == DEFAULT_HEADROOM else ["--headroom", f"{headroom:g}"]
+    options += ["--no-profiles"] if no_profiles else []
     click.echo(f"\nNext:  {shlex.join(['dovetail', 'explain', file, *options])}", err=True)
 
 

@@ -125,7 +125,7 @@ dovetail drain or cancel), 143 stopped by SIGTERM.
     "--env-from", multiple=True, metavar="NAME", help="Pass this environment variable to Ray workers; may be repeated."
 )
 @click.option("--verbose", "-v", is_flag=True, help="Print the output of workers.")
-@json_option("Print the summary as JSON.")
+@json_option("Print the summary as JSON; with --dry-run, the plan, source and sinks.")
 def run(file: str | None, **options: Any) -> None:
     """Run the pipeline or recipe in FILE: read its source, write its sink, print a summary."""
     place = {key: options.pop(key) for key in ("engine", "share", "env_from")}
@@ -146,7 +146,8 @@ def run(file: str | None, **options: Any) -> None:
     if how.dry_run:
         from dovetail.cli.dry_run import dry_run  # late, like all that most runs do not need
 
-        dry_run(job, asked, how.engine, how.plan, _plan_command(asked, how.plan or "plan.json", how.engine))
+        again = _plan_command(asked, how.plan or "plan.json", how.engine)
+        dry_run(job, asked, how.engine, how.plan, again, as_json=how.as_json)
         return
     if how.engine == SIMULATED:
         _simulate(job, asked, how)
@@ -174,7 +175,6 @@ def _option_conflicts(how: RunOptions) -> list[dt.Problem]:
         (bool(how.resume and how.retry_errors), "--resume", "--retry-errors"),
         (bool(again and how.run_dir), again, "--run-dir"),
         (bool(again and how.engine == SIMULATED), again, "--engine sim"),
-        (how.dry_run and how.as_json, "--dry-run", "--json"),
     ]
     found = [f"{one} and {other} cannot be combined" for both, one, other in pairs if both]
     if how.force_resume and not how.resume:
@@ -190,7 +190,8 @@ def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
         return
     check_share(how.engine, how.share, how.env_from)
     add_import_path(job.file.parent)
-    problems = [*engine_conflicts(how.engine, asked.cluster), *([] if how.dry_run else missing_code(job))]
+    problems = engine_conflicts(how.engine, asked.cluster, can_simulate=True)
+    problems += [] if how.dry_run else missing_code(job)
     if job.source is None and not how.retry_errors and recipe_of(job) is None:
         fixes = ("source: data/*.jsonl", "--source data.jsonl")
         problems.append(
@@ -199,7 +200,7 @@ def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
     if job.sink is None and sys.stdout is None:
         message = "stdout is closed, and there is no other sink for the results"
         problems.append(dt.Problem("DT367", message, fixes=("--sink out.jsonl",)))
-    if how.as_json and job.sink is None:
+    if how.as_json and job.sink is None and not how.dry_run:
         fixes = ("--sink out.jsonl", "remove --json")
         problems.append(dt.Problem("DT367", "results and --json would both be written to stdout", fixes=fixes))
     if problems:

@@ -8,6 +8,7 @@ import sys
 import click
 
 import dovetail as dt
+from dovetail.cli.engine_option import engine_conflicts, engine_option, target_cluster
 from dovetail.cli.options import (
     cluster_option,
     file_argument,
@@ -16,6 +17,7 @@ from dovetail.cli.options import (
     no_profiles_option,
     run_dir_option,
     set_option,
+    source_option,
 )
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec
 from dovetail.observe.summary_text import next_step_lines, result_lines
@@ -24,30 +26,35 @@ from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD
 from dovetail.runtime.simulation import simulate as run_simulated
 from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
 
-OPTION_NAMES = {"setup_s": "setup", "deaths_per_hour": "deaths", "node_losses_per_hour": "node_losses"}
+OPTION_NAMES = {
+    "items": "limit",
+    "setup_s": "setup",
+    "deaths_per_hour": "deaths",
+    "node_losses_per_hour": "node_losses",
+}
 """Arguments of dt.simulate whose option has another name."""
 
 
 @click.command(
     epilog="""\b
 Examples:
-  dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)" --items 20000
+  dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)" --limit 20000
   dovetail simulate pipeline.yaml --cluster "100x(64cpu, 256GB, 8xA100:80GB)" --node-losses 0.5 --deaths 2
-  dovetail simulate pipeline.yaml --items 5000 --seed 7 --json | jq .steady_rate
+  dovetail simulate pipeline.yaml --limit 5000 --seed 7 --json | jq .steady_rate
 """
 )
 @file_argument()
 @cluster_option()
 @click.option(
     "--limit",
-    "--items",
-    "items",
     type=int,
     metavar="N",
     help="Number of source items.  [default: one minute of work, at most 100,000]",
 )
 @mode_option()
+@engine_option("local")
 @set_option()
+@source_option("Use the speeds that were measured with this source.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed; the same seed gives the same run.")
 @click.option(
     "--spread",
@@ -73,7 +80,9 @@ Examples:
 def simulate(
     file: str,
     cluster_spec: str,
-    items: int | None,
+    limit: int | None,
+    source: str | None,
+    engine: str,
     mode: str | None,
     sets: tuple[str, ...],
     seed: int,
@@ -86,18 +95,21 @@ def simulate(
     record: bool,
     as_json: bool,
 ) -> None:
-    """Simulate the pipeline in FILE on a cluster, in virtual time.
+    """Simulate the pipeline or recipe in FILE on a cluster, in virtual time.
 
     Plan and controller are those of a real run; no work is done. Speeds are those of earlier runs, as for dovetail
     plan.
     """
-    cluster = dt.Cluster.of(cluster_spec)
-    job = fit_to_cluster(load_run_spec(file, sets), cluster)
+    problems = engine_conflicts(engine, cluster_spec)
+    if problems:
+        raise dt.ConfigError(problems)
+    cluster = target_cluster(engine, cluster_spec).cluster
+    job = fit_to_cluster(load_run_spec(file, sets, source), cluster)
     try:
         result = run_simulated(
             job.pipeline,
             cluster,
-            items,
+            limit,
             mode=mode or job.mode,
             seed=seed,
             spread=spread,
