@@ -159,6 +159,45 @@ def test_tab_completes_files_modes_and_engines(words: str, completed: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("dovetail status l", ["last"]),
+        ("dovetail status vi", ["video"]),
+        ("dovetail rm 2026", ["20260102-000000-bbbb-video", "20260101-000000-aaaa-video"]),
+        ("dovetail status aaaa", ["20260101-000000-aaaa-video"]),
+        ("dovetail logs video --stage ca", ["caption"]),
+        ("dovetail logs 20260101 ca", []),
+        ("dovetail errors --stage e", ["embed"]),
+        ("dovetail explain p.yaml de", ["decode"]),
+        ("dovetail explain r.yaml te", ["text_length_filter"]),
+        ("dovetail explain nothing.yaml de", []),
+        ("dovetail ls --name v", ["video"]),
+        ("dovetail ls --status fin", ["finished"]),
+        ("dovetail ls --kind b", ["backfill"]),
+        ("dovetail init b", ["backfill"]),
+        ("dovetail profile show x", []),
+    ],
+)
+def test_tab_completes_runs_stages_and_choices(tmp_path: Path, words: str, completed: list[str]) -> None:
+    for number, name in enumerate(("20260101-000000-aaaa-video", "20260102-000000-bbbb-video")):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+        units = [{"stages": ["decode", "caption"]}, {"stages": ["embed"]}][: 2 * number]
+        (folder / "plan.json").write_text(json.dumps({"units": units}))
+    (tmp_path / "p.yaml").write_text("stages:\n  - {name: decode, run: 'm:decode'}\n  - {name: embed}\n")
+    (tmp_path / "r.yaml").write_text("process:\n  - text_length_filter: {min_len: 1}\n  - fix_unicode_mapper\n")
+    shown = run(
+        cwd=tmp_path,
+        DOVETAIL_HOME=str(tmp_path),
+        _DOVETAIL_COMPLETE="bash_complete",
+        COMP_WORDS=words,
+        COMP_CWORD=str(len(words.split()) - 1),
+    )
+    assert [line.removeprefix("plain,") for line in shown.stdout.split()] == completed
+
+
+@pytest.mark.parametrize(
     ("typed", "meant"), [(("rnu",), "run"), (("cluster", "shwo"), "show"), (("rum",), "run' or 'rm")]
 )
 def test_an_unknown_command_is_answered_with_the_nearest_one(typed: tuple[str, ...], meant: str) -> None:

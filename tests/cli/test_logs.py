@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cli.jobs import CLUSTER, Place
 from command import run_command
+from dovetail.cli.logs import local_time
 from dovetail.machine.processes import process_start_time
 from observe.made import recorded
 from waiting import until
@@ -35,8 +38,8 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def logs(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_command("logs", *arguments, DOVETAIL_HOME=str(run.parent.parent))
+def logs(run: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run_command("logs", *arguments, DOVETAIL_HOME=str(run.parent.parent), **variables)
 
 
 def test_output_of_all_workers_is_shown_with_their_names(run: Path) -> None:
@@ -61,7 +64,37 @@ def test_the_workers_of_a_stage_are_shown(run: Path) -> None:
 
 def test_json_has_one_object_per_line(run: Path) -> None:
     first = json.loads(logs(run, ID, "--json").stdout.splitlines()[0])
-    assert first == {"worker": 1, "rank": 0, "unit": "a", "node": "node-0", "line": "one"}
+    assert first == {"time": None, "worker": 1, "rank": 0, "unit": "a", "node": "node-0", "line": "one"}
+
+
+def test_lines_are_sorted_by_their_time_which_is_shown(run: Path) -> None:
+    stamp = "2026-01-01T03:05:{:02d}.250Z "
+    (run / "logs" / "1.log").write_text(f"{stamp.format(1)}first\n  below it\n{stamp.format(3)}third\n")
+    (run / "logs" / "2.log").write_text(f"{stamp.format(2)}second\n{stamp.format(4)}fourth\n")
+    (run / "logs" / "10.1.log").unlink()
+    shown = logs(run, ID, TZ="UTC").stdout.splitlines()
+    assert shown == [
+        "2026-01-01 03:05:01.250 [a 1 on node-0] first",
+        "[a 1 on node-0]   below it",
+        "2026-01-01 03:05:02.250 [a 2 on node-1] second",
+        "2026-01-01 03:05:03.250 [a 1 on node-0] third",
+        "2026-01-01 03:05:04.250 [a 2 on node-1] fourth",
+    ]
+    assert logs(run, ID, "1", "--no-timestamps", "--tail", "1").stdout == "third\n"
+    assert json.loads(logs(run, ID, "2", "--json").stdout.splitlines()[0])["time"] == stamp.format(2).strip()
+
+
+def test_a_time_of_today_is_shown_without_the_date_and_nonsense_as_it_is() -> None:
+    noon = datetime(2026, 1, 1, 12, 0, 0, 5000, tzinfo=UTC).astimezone()
+    assert local_time("2026-01-01T12:00:00.005Z", noon.date()) == f"{noon:%H:%M:%S}.005"
+    assert local_time("2026-99-01T12:00:00.005Z", noon.date()) == "2026-99-01T12:00:00.005Z"
+
+
+def test_the_workers_of_a_stage_are_selected_by_an_option(run: Path) -> None:
+    assert logs(run, "--stage", "a").stdout == logs(run, ID, "a").stdout
+    refused = logs(run, ID, "1", "--stage", "a")
+    assert refused.returncode == 2
+    assert "WORKER and --stage cannot be combined" in refused.stderr
 
 
 def test_on_one_node_it_is_not_named_and_the_ranks_of_a_gang_may_be_on_several(run: Path) -> None:
@@ -135,3 +168,4 @@ def test_the_logs_of_a_real_run(tmp_path: Path) -> None:
     seen = sorted(int(line.rpartition(" ")[2]) for line in shown.stdout.splitlines() if "saw" in line)
     assert seen == list(range(20))
     assert "[Talker " in shown.stdout
+    assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} \[", line) for line in shown.stdout.splitlines()), shown.stdout

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dovetail.cli.options import json_option, run_argument
+from dovetail.cli.options import complete_stages_of_run, json_option, run_argument
 from dovetail.observe.failed_items import RecordedFailure, group_failures
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run
@@ -30,7 +30,9 @@ Examples:
 """
 )
 @run_argument()
-@click.option("--stage", metavar="NAME", help="Show only failures of this stage.")
+@click.option(
+    "--stage", metavar="NAME", shell_complete=complete_stages_of_run, help="Show only failures of this stage."
+)
 @click.option("--type", "error_type", metavar="EXCEPTION", help="Show only failures with this exception.")
 @click.option(
     "--items", type=click.IntRange(min=0), default=3, show_default=True, metavar="N", help="Items to show per error."

@@ -12,6 +12,7 @@ import dovetail as dt
 from dovetail.cli.engine_option import engine_conflicts, engine_option, target_cluster
 from dovetail.cli.options import (
     cluster_option,
+    complete_stages_of_file,
     file_argument,
     json_option,
     mode_option,
@@ -37,7 +38,7 @@ Examples:
 """
 )
 @file_argument()
-@click.argument("stage", required=False)
+@click.argument("stage", required=False, shell_complete=complete_stages_of_file)
 @cluster_option()
 @engine_option("local")
 @mode_option()

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dovetail.errors import DovetailError, did_you_mean
-from dovetail.observe.run_folder import LAST_RUN, list_runs, run_name_in_id
+from dovetail.observe.run_folder import LAST_RUN, find_run, list_runs, run_name_in_id
 from dovetail.pipeline.source_sink import MODES
 
 if TYPE_CHECKING:
@@ -73,6 +73,38 @@ def _run_ids() -> list[str]:
         return [run.id for run in list_runs()]
     except DovetailError:
         return []
+
+
+def complete_stages_of_run(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
+    """Stages of the run that was typed before, or of the latest run."""
+    try:
+        plan = find_run(context.params.get("run") or LAST_RUN).plan
+    except DovetailError:
+        return []
+    return [name for name in stage_names_in(str(plan)) if name.startswith(begun)]
+
+
+def complete_stages_of_file(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
+    """Stages of the pipeline file, or operators of the recipe, that was typed before."""
+    return [name for name in stage_names_in(context.params.get("file") or "") if name.startswith(begun)]
+
+
+def stage_names_in(file: str) -> list[str]:
+    """Names of the stages in a pipeline, a recipe or a plan; none if it cannot be read."""
+    from dovetail.documents import read_document
+
+    try:
+        data = read_document(file).data
+    except DovetailError:
+        return []
+    if not isinstance(data, dict):
+        return []
+    if isinstance(data.get("units"), list):
+        return [str(name) for unit in data["units"] for name in unit.get("stages", ())]
+    stages, process = data.get("stages"), data.get("process")
+    if isinstance(stages, list):
+        return [str(stage["name"]) for stage in stages if isinstance(stage, dict) and "name" in stage]
+    return [str(next(iter(one), "")) if isinstance(one, dict) else str(one) for one in process or ()]
 
 
 def file_argument(*, required: bool = True) -> Decorator:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from dovetail.observe.profiles import ProfileKey, StoredProfile
 
 
+def complete_measured_stages(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
+    return sorted({it.measured.stage for it in stored_profiles() if it.measured.stage.startswith(begun)})
+
+
 @click.group(
     cls=SuggestingGroup,
     epilog="""\b
@@ -75,7 +79,7 @@ Examples:
   dovetail profile show caption --json
 """
 )
-@click.argument("stage")
+@click.argument("stage", shell_complete=complete_measured_stages)
 @json_option("Print one JSON object per profile.")
 def show(stage: str, as_json: bool) -> None:
     """Show all measurements of STAGE."""
@@ -96,7 +100,7 @@ Examples:
   dovetail profile forget --all
 """
 )
-@click.argument("stage", required=False)
+@click.argument("stage", required=False, shell_complete=complete_measured_stages)
 @click.option("--all", "everything", is_flag=True, help="Forget all stages.")
 def forget(stage: str | None, everything: bool) -> None:
     """Delete the measurements of STAGE, so that the next run measures it again."""

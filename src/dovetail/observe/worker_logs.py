@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import heapq
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import StartWorker
+from dovetail.control.log_lines import split_log_line
 from dovetail.errors import ConfigError, Problem, did_you_mean
 from dovetail.observe.history import RunHistory, run_status
 from dovetail.observe.run_folder import read_json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -69,6 +74,36 @@ class WorkerLog:
             self.partial_line = b""
 
 
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that a worker printed."""
+
+    log: WorkerLog
+    time: str
+    """As in the file, in UTC; empty if it is not known."""
+    text: str
+
+
+def log_lines(log: WorkerLog, *, ended: bool, tail: int | None = None) -> Iterator[LogLine]:
+    """New lines of a log, or the last `tail` of them; `ended`: also an incomplete last line."""
+    lines: Iterable[str] = chain(log.read(), log.remainder() if ended else ())
+    for line in lines if tail is None else deque(lines, tail):
+        yield LogLine(log, *split_log_line(line))
+
+
+def merge_by_time(logs: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
+    """Lines of several workers in the order of their times; a line without one stays behind the line above it."""
+    timed = (_with_known_times(lines) for lines in logs)
+    return (line for _, line in heapq.merge(*timed, key=itemgetter(0)))
+
+
+def _with_known_times(lines: Iterable[LogLine]) -> Iterator[tuple[str, LogLine]]:
+    known = ""
+    for line in lines:
+        known = line.time or known
+        yield known, line
+
+
 def find_worker_logs(
     folder: RunFolder, wanted: str | None = None, known: dict[Path, WorkerLog] | None = None
 ) -> list[WorkerLog]:
@@ -92,16 +127,12 @@ def find_worker_logs(
     return chosen
 
 
-def follow_worker_logs(
-    folder: RunFolder, wanted: str | None, known: dict[Path, WorkerLog]
-) -> Iterator[tuple[WorkerLog, str]]:
+def follow_worker_logs(folder: RunFolder, wanted: str | None, known: dict[Path, WorkerLog]) -> Iterator[LogLine]:
     """Yield new lines until the run has ended and all output was read."""
     while True:
         running = run_status(read_json_object(folder.header), time.time()) == "running"
-        for found in find_worker_logs(folder, wanted, known):
-            log = known.setdefault(found.path, found)
-            for line in [*log.read(), *(() if running else log.remainder())]:
-                yield log, line
+        logs = [known.setdefault(found.path, found) for found in find_worker_logs(folder, wanted, known)]
+        yield from merge_by_time(log_lines(log, ended=not running) for log in logs)
         if not running:
             return
         time.sleep(POLL_INTERVAL_S)
@@ -172,5 +203,5 @@ class LogPrinter:
 
     def _print(self, log: WorkerLog, lines: Sequence[str]) -> None:
         for line in lines:
-            self._stream.write(f"[{log.label}] {line}\n")
+            self._stream.write(f"[{log.label}] {split_log_line(line)[1]}\n")
         self._stream.flush()

@@ -20,6 +20,7 @@ from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.local.message_runner import MessageRunner
 from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame
 from dovetail.engines.local.remote_calls import resolve_future
+from dovetail.engines.local.timestamped_output import TimestampedOutput
 from dovetail.engines.unit_executor import make_executor
 from dovetail.engines.worker_context import Worker
 
@@ -70,14 +71,15 @@ def report_crash() -> None:
 
 
 def _enter_driver_context(spec: WorkerSpec) -> None:
-    """Set working folder, module path, log buffering and CPU affinity."""
+    """Set working folder, module path, standard streams and CPU affinity."""
     with contextlib.suppress(OSError):
         os.chdir(spec.folder)
     sys.path[:] = list(spec.path)
     sys.argv = [""]
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # None if the driver has none
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if sys.stdout is not None:  # None if the driver has none
+        sys.stdout = TimestampedOutput(sys.stdout)
+    if sys.stderr is not None:
+        sys.stderr = TimestampedOutput(sys.stderr)
     with contextlib.suppress(ImportError, OSError, RuntimeError):
         import faulthandler
 
