@@ -239,7 +239,7 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
         "run": ["r.yaml", *cluster, "--dry-run"],
         "recipe": ["advise", *cluster],
         "schema": ["recipe"],
-        "init": ["recipe", "-"],
+        "init": ["recipe", "my-recipe"],
         "completion": ["bash"],
         "drain": ["nothing"],
         "rm": ["nothing"],

@@ -65,7 +65,7 @@ COMMANDS = {
     "drain": ("dovetail.cli.runs", "Stop reading input, finish the work in flight, then exit."),
     "errors": ("dovetail.cli.errors", "Show the failed items of a run, grouped by error."),
     "explain": ("dovetail.cli.explain", "Explain worker counts, placement and bottlenecks of a plan."),
-    "init": ("dovetail.cli.init", "Write an example pipeline or recipe file."),
+    "init": ("dovetail.cli.init", "Write a runnable pipeline, recipe or backfill project."),
     "logs": ("dovetail.cli.logs", "Print the output of the workers of a run."),
     "ls": ("dovetail.cli.ls", "List runs and their status."),
     "plan": ("dovetail.cli.plan", "Show placement, predicted rate and bottleneck; start nothing."),

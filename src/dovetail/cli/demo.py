@@ -21,7 +21,7 @@ from dovetail.cli.largest_worker import largest_worker
 from dovetail.cli.options import FOLDER_PATH
 from dovetail.cli.output_file import file_error, write_file
 from dovetail.cli.plan import plan_run_spec
-from dovetail.observe.run_folder import run_reference
+from dovetail.observe.run_folder import run_reference, short_run_id
 from dovetail.observe.summary_text import headline_lines as run_headline
 from dovetail.observe.summary_text import rate_lines
 from dovetail.runtime import run_spec as jobs
@@ -242,7 +242,7 @@ def _show_simulated_cluster() -> None:
 def _short_reference(run: Path) -> str:
     """Date, time and random part of the id, which are unique without the name; a path where an id would not do."""
     reference = run_reference(run)
-    return reference if "/" in reference else "-".join(reference.split("-")[:3])
+    return reference if "/" in reference else short_run_id(reference)
 
 
 def next_lines(where: Path, run: str) -> list[str]:

@@ -1,0 +1,229 @@
+"""Files of the projects that `dovetail init` writes: data, functions, the file to run, and the commands."""
+
+from __future__ import annotations
+
+import json
+
+PIPELINE_YAML = """\
+# A pipeline: its stages, and the resources of ONE worker of each. Dovetail computes how many workers run, and where.
+# All keys: docs/reference.md, or `dovetail schema pipeline` for an editor.
+name: reviews
+
+source: data/reviews.jsonl            # also [a.csv, b.csv], folders, globs, s3://..., {path: x, columns: [id, text]}
+sink: {path: scored.jsonl, ordered: true}  # default: stdout; paths are relative to this file
+max_errors: 10                        # fail the run if more items than this fail
+
+stages:
+  - name: clean
+    run: steps:clean                  # module:name of a function or a class; modules in this folder can be imported
+    resources: {cpus: 0.5}
+    on_error: skip                    # record failed items; fail (the default) stops the run
+
+  - name: score
+    run: steps:Score                  # a class: setup() loads the model once per worker
+    batch_size: 32                    # items per call
+    resources: {cpus: 0.5, memory: 200MB}
+    # resources: {cpus: 1, gpus: 0.25, gpu_memory: 4GB}  # a quarter of a GPU; nvdecs: 1 is a hardware decoder
+    # workers: [1, 8]                 # auto (the default), a number, or [min, max]
+    # rate: 40                        # items per second of one worker; default: measured
+    # returns: 8                      # results per item; default: measured
+    # retries: 5
+    # setup_timeout: 5m               # seconds, or 90s, 5m, 1h
+    # after: [clean]                  # default: the stage above; several: items of all of them
+"""
+PIPELINE_STEPS = '''\
+"""Stages of pipeline.yaml."""
+
+import dovetail as dt
+
+
+@dt.each
+def clean(row):
+    """Gets one row, because of dt.each; returning None drops it."""
+    text = " ".join(row["text"].lower().split())
+    return {**row, "text": text} if text else None
+
+
+class Score:
+    """Created once in each worker. Gets a list of rows and returns a list of results."""
+
+    def setup(self):
+        self.points = {"good": 1, "great": 2, "bad": -1, "broken": -2}
+        print("the model is loaded")
+
+    def __call__(self, rows):
+        return [{**row, "score": self.score(row["text"])} for row in rows]
+
+    def score(self, text):
+        return sum(self.points.get(word, 0) for word in text.split())
+'''
+PIPELINE_README = """\
+# A pipeline
+
+`pipeline.yaml` reads `data/reviews.jsonl`, applies the functions in `steps.py`, and writes `scored.jsonl`.
+
+```
+dovetail run pipeline.yaml --dry-run      # check code, source and sink; start nothing
+dovetail run pipeline.yaml
+dovetail status                           # the summary of the latest run
+dovetail errors                           # failed rows; row 7 has no text
+dovetail logs --stage score               # what the workers printed
+dovetail plan pipeline.yaml --cluster "2x(8cpu, 32GB)"
+dovetail simulate pipeline.yaml --cluster "2x(8cpu, 32GB)" --limit 1000
+```
+
+`dovetail serve pipeline.yaml --port 8000` answers requests over HTTP with the same stages.
+"""
+
+RECIPE_YAML = """\
+# A recipe: operators over a dataset, in Data-Juicer's format. Dovetail computes how many workers run, and where.
+# All keys: docs/recipes.md, or `dovetail schema recipe` for an editor.
+project_name: clean_text
+
+dataset_path: data/pages.jsonl          # also folders, globs, .json .csv .parquet .lance .txt, .gz and .zst
+export_path: out/clean.jsonl            # or .parquet, .csv, .lance; paths are relative to this file
+text_keys: text                         # the field with the text
+custom_operator_paths: own_operators.py
+
+# mode: auto                            # streaming (all operators at once), waves, sequential (one at a time)
+# open_monitor: true                    # out/monitor/: resource use of each operator, with a chart
+# open_tracer: true                     # out/trace/: samples of what each operator changed or dropped
+# max_errors: 1000                      # fail the run if more rows than this fail
+
+process:
+  - whitespace_normalization_mapper:
+  - clean_links_mapper:
+  - clean_email_mapper: {repl: "<EMAIL>"}
+  - text_length_filter: {min_len: 20, max_len: 100000}
+  - special_characters_filter: {max_ratio: 0.4}
+  - document_deduplicator: {lowercase: true}
+  - count_words: {field: words}         # your own operator, in own_operators.py
+  # - image_text_similarity_filter:     # on a GPU: set only the GPU memory of one worker
+  #     hf_clip: openai/clip-vit-base-patch32
+  #     memory: '1500MB'
+"""
+RECIPE_OPERATORS = '''\
+"""Custom operators of recipe.yaml."""
+
+
+def count_words(row, field="words"):
+    """Gets a row. Returns a row, True or False (keep it or not), None, or an iterator of rows."""
+    return {**row, field: len(row["text"].split())}
+'''
+RECIPE_README = """\
+# A recipe
+
+`recipe.yaml` reads `data/pages.jsonl`, cleans it, and writes `out/clean.jsonl`. `own_operators.py` has an operator that is
+not built in.
+
+```
+dovetail plan recipe.yaml
+dovetail run recipe.yaml
+dovetail status                           # the summary of the latest run
+dovetail run recipe.yaml --set process.3.min_len=40 --sink out/longer.jsonl
+```
+"""
+
+BACKFILL_TABLE = '''\
+"""Creates the table clips.lance from data/clips.jsonl."""
+
+import lance
+import pyarrow.json
+
+lance.write_dataset(pyarrow.json.read_json("data/clips.jsonl"), "clips.lance", mode="overwrite", max_rows_per_file=50)
+print("wrote clips.lance")
+'''
+BACKFILL_FUNCTIONS = '''\
+"""Functions that fill columns of clips.lance. Arguments are columns; the annotations are their types."""
+
+import dovetail as dt
+
+
+@dt.udf
+def words(text: str) -> int:
+    return len(text.split())
+
+
+@dt.udf(version="1")
+def seconds_per_word(text: str, seconds: float) -> float:
+    """Fails for the clips without words. A new version computes the column again."""
+    return seconds / len(text.split())
+'''
+BACKFILL_README = """\
+# A backfill
+
+`make_table.py` creates the Lance table `clips.lance` from `data/clips.jsonl`; the functions in `functions.py` fill new
+columns of it. Needs the extra `lance`: `pip install 'dovetail-ml[lance]'`.
+
+```
+python make_table.py
+dovetail backfill plan clips.lance words --udf functions:words
+dovetail backfill run clips.lance words --udf functions:words
+dovetail backfill run clips.lance seconds_per_word --udf functions:seconds_per_word --on-error skip
+dovetail backfill errors clips.lance seconds_per_word
+```
+
+Run a command again to continue after an interruption: finished rows are not computed again.
+"""
+
+
+def _json_lines(rows: list[dict[str, object]]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def _reviews() -> str:
+    texts = ("A  GOOD book", "great value, good paper", "it arrived broken", "  ", "bad   print", "Great!")
+    rows: list[dict[str, object]] = [{"id": row, "text": texts[row % len(texts)]} for row in range(200)]
+    rows[7] = {"id": 7, "title": "a row without text"}
+    return _json_lines(rows)
+
+
+def _pages() -> str:
+    texts = (
+        "Soil is  the ground in which   plants grow.",
+        "Write to me@example.org or see https://example.org/rain for the measurements.",
+        "short",
+        "*** !!! ### $$$ %%% &&& *** !!! ###",
+        "SOIL is the ground in which plants grow.",
+    )
+    return _json_lines([{"text": f"{texts[row % 5]} Page {row % 80}."} for row in range(200)])
+
+
+def _clips() -> str:
+    words = ("a", "street", "at", "night", "with", "rain")
+    return _json_lines(
+        [{"id": row, "text": " ".join(words[: row % 7]), "seconds": 0.5 * (row % 9)} for row in range(200)]
+    )
+
+
+def project_files(kind: str) -> dict[str, str]:
+    """Path in the project -> contents."""
+    if kind == "pipeline":
+        return {
+            "README.md": PIPELINE_README,
+            "pipeline.yaml": PIPELINE_YAML,
+            "steps.py": PIPELINE_STEPS,
+            "data/reviews.jsonl": _reviews(),
+        }
+    if kind == "recipe":
+        return {
+            "README.md": RECIPE_README,
+            "recipe.yaml": RECIPE_YAML,
+            "own_operators.py": RECIPE_OPERATORS,
+            "data/pages.jsonl": _pages(),
+        }
+    assert kind == "backfill", f"no project of kind {kind}"
+    return {
+        "README.md": BACKFILL_README,
+        "make_table.py": BACKFILL_TABLE,
+        "functions.py": BACKFILL_FUNCTIONS,
+        "data/clips.jsonl": _clips(),
+    }
+
+
+PROJECT_KINDS = ("pipeline", "recipe", "backfill")
+FIRST_COMMANDS = {
+    "pipeline": "dovetail run pipeline.yaml",
+    "recipe": "dovetail run recipe.yaml",
+    "backfill": "python make_table.py && dovetail backfill run clips.lance words --udf functions:words",
+}
