@@ -170,6 +170,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Runs cannot be removed: they are running, or it is not clear which ones are meant.",
         "Name a run that has ended, or select runs with --older-than or --keep.",
     ),
+    (
+        "DT308",
+        2,
+        "`dovetail serve` cannot listen on an address, or a request to it is invalid.",
+        "Choose another port, or send a JSON value as the body of POST /.",
+    ),
     ("DT310", 2, "An argument of a simulation is out of range.", _SEE_MESSAGE),
     (
         "DT320",

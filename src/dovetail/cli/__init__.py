@@ -76,6 +76,7 @@ COMMANDS = {
     "rm": ("dovetail.cli.rm", "Remove runs that have ended."),
     "run": ("dovetail.cli.run", "Run a pipeline or recipe file, or resume a run."),
     "schema": ("dovetail.cli.schema", "Print the JSON Schema of pipeline, recipe or cluster files."),
+    "serve": ("dovetail.cli.serve", "Answer HTTP requests with a pipeline."),
     "simulate": ("dovetail.cli.simulate", "Simulate a pipeline on a hypothetical cluster."),
     "status": ("dovetail.cli.status", "Show the progress or result of a run."),
     "trace": ("dovetail.cli.runs", "Export the timeline of a run for Perfetto."),

@@ -113,8 +113,8 @@ def count_words(row, field="words"):
 RECIPE_README = """\
 # A recipe
 
-`recipe.yaml` reads `data/pages.jsonl`, cleans it, and writes `out/clean.jsonl`. `own_operators.py` has an operator that is
-not built in.
+`recipe.yaml` reads `data/pages.jsonl`, cleans it, and writes `out/clean.jsonl`. `own_operators.py` has an operator
+of its own.
 
 ```
 dovetail plan recipe.yaml

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dovetail.cli.json_values import json_default
 from dovetail.cli.run_spec_loader import recipe_of
 from dovetail.errors import DovetailError, Problem, RunError, short_repr
 from dovetail.observe.run_folder import run_reference
@@ -30,7 +31,7 @@ WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def print_rows(run: dt.Run) -> bool:
     """False: the reader closed the pipe (`| head`), and the run is cancelled."""
-    encode = json.JSONEncoder(ensure_ascii=False, default=_jsonable).encode
+    encode = json.JSONEncoder(ensure_ascii=False, default=json_default).encode
     out = sys.stdout.buffer
     try:
         for item in run:
@@ -58,15 +59,6 @@ def _json_line(item: object, encode: Any) -> bytes:
         message = f"a result cannot be printed as JSON: {error}: {short_repr(item)}"
         fixes = ("return plain values from the last stage", "--sink out.parquet, which supports more types")
         raise RunError(Problem("DT369", message, fixes=fixes)) from None
-
-
-def _jsonable(value: Any) -> Any:
-    """Values of numpy and dates."""
-    for name in ("tolist", "isoformat"):
-        convert = getattr(value, name, None)
-        if callable(convert):
-            return convert()
-    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 STOP_TIMEOUT_S = 15.0

@@ -107,7 +107,8 @@ def _duration_errors(name: str, value: object) -> Iterator[Problem]:
     try:
         parse_duration(value)
     except ValueError as error:
-        yield Problem(SERVICE_ARGUMENT_CODE, f"{name}={short_repr(value)} {error}", fixes=(f'{name}="20ms"',))
+        message = Text(Given(name, value), f" {error}")
+        yield Problem(SERVICE_ARGUMENT_CODE, message, fixes=(Change({name: "20ms"}),))
 
 
 def check_share(engine: object, share: object, env_from: object) -> None:
