@@ -93,8 +93,9 @@ Examples:
   dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)"
   dovetail cluster show
   dovetail cluster show "4x(32cpu, 128GB, 2xA100:40GB)" --fit "gpus=0.25, gpu_memory=8GB"
+  dovetail serve pipeline.yaml --port 8000
   dovetail demo
-  dovetail status last
+  dovetail status --watch
 
 Exit codes: 0 success, 1 the run failed, 2 usage or configuration error, 3 does not fit on the cluster,
 5 engine unreachable, 130 interrupted (143 by SIGTERM).

@@ -67,24 +67,26 @@ def ls(
     wall = time.time()
     wanted = RunFilter(name, statuses, kinds)
     earliest = None if since is None else since_wall(since, wall)
+    runs = list_runs()
+    limit = limit or (None if as_json else DEFAULT_LIMIT)
+    is_filtered = bool(wanted) or earliest is not None
     found = [
         entry
-        for entry in (run_entry(run, wall) for run in list_runs())
+        for entry in (run_entry(run, wall) for run in (runs if is_filtered else runs[:limit]))
         if wanted.accepts(entry) and (earliest is None or _has_started_since(entry, wall, earliest))
     ]
     if as_json:
         click.echo(json.dumps(found[:limit], indent=2))
         return
     if not found:
-        which = " match" if wanted or since is not None else ""
-        click.echo(f"no runs{which} in {runs_folder()}", err=True)
+        click.echo(f"no runs{' match' if is_filtered else ''} in {runs_folder()}", err=True)
         return
-    limit = limit or DEFAULT_LIMIT
     _print_table(found[:limit])
-    if len(found) > limit:
+    total = len(found) if is_filtered else len(runs)
+    if limit is not None and total > limit:
         options = _given_options(name, statuses, kinds, since)
-        more = shlex.join(["dovetail", "ls", *options, "--limit", str(len(found))])
-        click.echo(f"{len(found) - limit} older runs not shown: {more}", err=True)
+        more = shlex.join(["dovetail", "ls", *options, "--limit", str(total)])
+        click.echo(f"{total - limit} older runs not shown: {more}", err=True)
 
 
 def _has_started_since(entry: dict[str, Any], wall: float, earliest: float) -> bool:
