@@ -211,6 +211,21 @@ def test_every_command_has_an_example_in_its_help() -> None:
         assert "xample" in run(*command, "--help").stdout, command
 
 
+def test_every_command_that_reports_something_can_do_it_as_json() -> None:
+    prints_files = {"completion", "demo", "report", "schema", "serve", "trace"}
+    groups = {"backfill", "cluster", "profile", "recipe"}
+    commands = [(name,) for name in COMMANDS if name not in prints_files | groups]
+    commands += [
+        ("cluster", "show"),
+        ("profile", "ls"),
+        ("profile", "show"),
+        ("profile", "forget"),
+        ("recipe", "advise"),
+    ]
+    without = [command for command in commands if "--json" not in run(*command, "--help").stdout]
+    assert without == []
+
+
 def test_every_listed_command_loads_and_its_one_line_help_is_its_own() -> None:
     for name in COMMANDS:
         shown = run(name, "--help")

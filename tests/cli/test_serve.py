@@ -21,6 +21,7 @@ from waiting import PATIENCE_S, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
 @dt.each
 def answer(item: Any) -> Any:
     match item:

@@ -102,7 +102,8 @@ Examples:
 )
 @click.argument("stage", required=False, shell_complete=complete_measured_stages)
 @click.option("--all", "everything", is_flag=True, help="Forget all stages.")
-def forget(stage: str | None, everything: bool) -> None:
+@json_option("Print the forgotten stages as JSON.")
+def forget(stage: str | None, everything: bool, as_json: bool) -> None:
     """Delete the measurements of STAGE, so that the next run measures it again."""
     if (stage is None) != everything:
         message = "name a stage, or use --all" if stage is None else "a stage and --all cannot be combined"
@@ -110,6 +111,9 @@ def forget(stage: str | None, everything: bool) -> None:
     found = stored_profiles() if stage is None else _of_stage(stage)
     count = len(_without_copies(found))
     forget_profiles(found)
+    if as_json:
+        click.echo(json.dumps({"profiles": count, "stages": sorted({it.measured.stage for it in found})}, indent=2))
+        return
     click.echo(f"forgot {format_count(count, 'profile')}", err=True)
 
 
