@@ -214,7 +214,7 @@ def test_every_command_has_an_example_in_its_help() -> None:
 def test_every_command_that_reports_something_can_do_it_as_json() -> None:
     prints_files = {"completion", "demo", "report", "schema", "serve", "trace"}
     groups = {"backfill", "cluster", "profile", "recipe"}
-    commands = [(name,) for name in COMMANDS if name not in prints_files | groups]
+    commands: list[tuple[str, ...]] = [(name,) for name in COMMANDS if name not in prints_files | groups]
     commands += [
         ("cluster", "show"),
         ("profile", "ls"),
