@@ -38,8 +38,8 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def logs(run: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run_command("logs", *arguments, DOVETAIL_HOME=str(run.parent.parent), **variables)
+def logs(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_command("logs", *arguments, DOVETAIL_HOME=str(run.parent.parent), TZ="UTC")
 
 
 def test_output_of_all_workers_is_shown_with_their_names(run: Path) -> None:
@@ -72,7 +72,7 @@ def test_lines_are_sorted_by_their_time_which_is_shown(run: Path) -> None:
     (run / "logs" / "1.log").write_text(f"{stamp.format(1)}first\n  below it\n{stamp.format(3)}third\n")
     (run / "logs" / "2.log").write_text(f"{stamp.format(2)}second\n{stamp.format(4)}fourth\n")
     (run / "logs" / "10.1.log").unlink()
-    shown = logs(run, ID, TZ="UTC").stdout.splitlines()
+    shown = logs(run, ID).stdout.splitlines()
     assert shown == [
         "2026-01-01 03:05:01.250 [a 1 on node-0] first",
         "[a 1 on node-0]   below it",

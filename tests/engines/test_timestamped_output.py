@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.control.log_lines import split_log_line
-from dovetail.engines.local import timestamped_output
 from dovetail.engines.local.timestamped_output import TimestampedOutput
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ STAMP = "1970-01-01T00:00:01.250Z "
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    monkeypatch.setattr(timestamped_output.time, "time", lambda: 1.25)
+    monkeypatch.setattr("dovetail.engines.local.timestamped_output.time.time", lambda: 1.25)
 
     def write(*texts: str) -> str:
         raw = io.BytesIO()

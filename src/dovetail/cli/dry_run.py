@@ -110,7 +110,7 @@ def _sample_source(source: Any, limit: int | None) -> SourceSample:
     if cursor is None:
         return SourceSample(type(source).__name__, None, next(iter(source), EMPTY_SOURCE))
     try:
-        first = BLANK_ROW
+        first: object = BLANK_ROW
         while first is BLANK_ROW:
             split = cursor.take(1)
             first = EMPTY_SOURCE if split is None else split.read()[0]

@@ -71,7 +71,7 @@ def explain(
     if problems:
         raise dt.ConfigError(problems)
     if file.endswith(".json") and not is_pipeline(file):
-        given = {"--mode": mode, "--headroom": headroom, "--set": sets or None, "--source": source}
+        given: dict[str, object] = {"--mode": mode, "--headroom": headroom, "--set": sets or None, "--source": source}
         made = _read_plan(file, cluster_spec, given | {"--no-profiles": no_profiles or None})
     else:
         on = target_cluster(engine, cluster_spec)
