@@ -391,8 +391,36 @@ def test_deep_nesting_is_an_error_with_its_place(depth: int, block: bool) -> Non
     assert problem.place.startswith("f.yaml:1:")
 
 
-def test_nesting_up_to_the_limit_is_fine() -> None:
-    assert parse_document("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT, "f.yaml").data
+@pytest.mark.parametrize("name", ["f.yaml", "f.json"])
+def test_nesting_up_to_the_limit_is_fine(name: str) -> None:
+    assert parse_document("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT, name).data
+
+
+@pytest.mark.parametrize("depth", [DEPTH_LIMIT + 2, 150, 990])
+def test_json_has_the_depth_limit_of_yaml(depth: int) -> None:
+    for text in ("[" * depth + "]" * depth, '{"a": ' * depth + "1" + "}" * depth):
+        with pytest.raises(ConfigError, match=f"more than {DEPTH_LIMIT} levels deep"):
+            parse_document(text, "f.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place", "said"),
+    [
+        ("f.yaml", 'name: "x\nsource: y\nsink: z\n', "1:7", 'the quote " is not closed'),
+        ("f.yaml", "a: 1\nname: 'x\nsource: 'y'\nsink: z\n", "2:7", "the quote ' is not closed"),
+        ("f.yaml", "stages:\n  - {name: a, run: 'm:f'\n  - {name: b}\n", "2:5", "the bracket { is not closed"),
+        ("f.yaml", "stages:\n  - name: a\n    after: [x, y\nsink: z\n", "3:12", "the bracket [ is not closed"),
+        ("f.json", '{"a": [1, 2\n', "1:7", "the bracket [ is not closed"),
+        ("f.json", '{"a": {"b]": 2},\n "c": {"d": 1\n', "2:7", "the bracket { is not closed"),
+    ],
+)
+def test_an_unclosed_quote_or_bracket_is_reported_where_it_begins(name: str, text: str, place: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_document(text, name)
+    (problem,) = caught.value.problems
+    assert said in problem.message
+    assert problem.place == f"{name}:{place}"
+    assert problem.fix_texts
 
 
 @pytest.mark.parametrize("text", ["[" * 1100, "{a: " * 1100, "- " * 1100 + "x", "[" * 1100 + "]" * 1100])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,12 +15,12 @@ from dovetail.documents.parser import _EXPONENT
 from dovetail.errors import ClusterError, DovetailError
 from dovetail.resources.cluster import Cluster, Gpu, Node
 from dovetail.resources.cluster_spec import NODES_LIMIT
-from dovetail.resources.gpu_models import KNOWN_CARDS
+from dovetail.resources.gpu_models import KNOWN_CARDS, look_alike_model
+from dovetail.resources.instance_types import INSTANCE_TYPES, instance_table
 from dovetail.resources.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 GB = 1024**3
 
@@ -76,7 +77,9 @@ values = st.one_of(
 # a card called "...cpu" would read as a number of CPUs
 models = st.one_of(
     st.sampled_from([*KNOWN_CARDS, "gpu", "NVIDIA A100-SXM4-80GB", "nvidia geforce rtx 4090", "MI300X", "x100"]),
-    st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,6}", fullmatch=True).filter(lambda it: not re.search("(?i)cpus?$", it)),
+    st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,6}", fullmatch=True).filter(
+        lambda it: not re.search("(?i)cpus?$", it) and look_alike_model(it) is None
+    ),
 )
 memories = st.one_of(st.just(0), st.integers(1, 2**53), st.integers(1, 2**20).map(lambda number: number << 30))
 cards = st.builds(
@@ -263,7 +266,101 @@ def test_each_thing_about_a_known_card_can_be_overridden(name: str) -> None:
 
 
 def test_an_unknown_card_has_only_what_is_written() -> None:
-    assert Cluster.parse("(4cpu, 2xgpu:20GB, Foo 9)").nodes[0].gpus == (Gpu("gpu", 20 * GB),) * 2 + (Gpu("Foo 9"),)
+    gpus = Cluster.parse("(4cpu, 2xgpu:20GB, Foo 9:24GB)").nodes[0].gpus
+    assert gpus == (Gpu("gpu", 20 * GB),) * 2 + (Gpu("Foo 9", 24 * GB),)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said", "fixes"),
+    [
+        ("(4cpu, 2xH10O)", "did you mean 'H100'?", ["(4cpu, 2xH100)"]),
+        ("(4cpu, 2xH10O:80GB)", "did you mean 'H100'?", ["(4cpu, 2xH100:80GB)"]),
+        ("(4cpu, 2xL4OS:nvdec=1)", "did you mean 'L40S'?", ["(4cpu, 2xL40S:nvdec=1)"]),
+        ("(4cpu, H1000)", "did you mean 'H100'?", ["(4cpu, H100)", "(4cpu, H1000:24GB)"]),
+        ("(4cpu, Zeta)", "write its memory as well", ["(4cpu, Zeta:24GB)"]),
+        ("4x(32cpu, 128GB 2xL40S)", "a comma is missing", ["4x(32cpu, 128GB, 2xL40S)"]),
+        ("32 cpu 128 GB 2 x RTX 4090 a=1", "a comma is missing", ["32 cpu, 128 GB, 2 x RTX 4090, a=1"]),
+        ("(8cpu, 2.5xL40S)", "nodes have whole cards", ["(8cpu, 2xL40S)", "(8cpu, 3xL40S)"]),
+        ("(8cpu, -2xL40S)", "not from 1 to 256", ["(8cpu, 2xL40S)"]),
+        ("2.5x(8cpu)", "the number of nodes 2.5 is not a whole number", ["2x(8cpu)", "3x(8cpu)"]),
+        ("(-4cpu)", "CPUs -4 is not from 0", ["(4cpu)"]),
+        ("(8cpu, keep -2cpu)", "CPUs kept back -2 is not from 0", ["(8cpu, keep 2cpu)"]),
+        ("(0cpu, 16GB)", "a node has no CPUs", ["(4cpu, 16GB)"]),
+        ("16GB + (4cpu)", "a node has no CPUs", ["4cpu, 16GB + (4cpu)"]),
+        ("(4cpu, 16)", "no unit", ["(4cpu, 16GB)", "(4cpu, 16MB)", "(4cpu, 16B)"]),
+        ("4x(32cpu, 128GB + 2x(4cpu)", "the bracket '(' is not closed", ["4x(32cpu, 128GB) + 2x(4cpu)"]),
+        ("(32cpu){pool=a", "the bracket '{' is not closed", ["(32cpu){pool=a}"]),
+        ("4cpu)", "the bracket ')' was not opened", ["4cpu"]),
+        ("2xp5.48xlrge{a=1}", "did you mean 'p5.48xlarge'?", ["2xp5.48xlarge{a=1}"]),
+        ("2x(Standard_ND96asr_v5, keep 1cpu)", "did you mean", ["2x(Standard_ND96asr_v4, keep 1cpu)"]),
+        ("2.5xp5.48xlarge", "not a whole number", ["2xp5.48xlarge", "3xp5.48xlarge"]),
+    ],
+)
+def test_every_fix_of_a_spec_is_a_spec_that_works(spec: str, said: str, fixes: list[str]) -> None:
+    problem = problems_of(spec).problems[0]
+    assert said in problem.message
+    assert [fix.strip('"') for fix in problem.fix_texts] == fixes
+    for fix in fixes:
+        Cluster.parse(fix)
+
+
+# ---- instance types
+
+
+@pytest.mark.parametrize("name", INSTANCE_TYPES)
+def test_an_instance_type_has_its_cpus_memory_and_cards(name: str) -> None:
+    known = INSTANCE_TYPES[name]
+    node = Cluster.parse(f"2x{name}").nodes[1]
+    assert (node.cpu_milli, node.memory_bytes) == (known.cpus * 1000, known.memory_gb * GB)
+    assert node.gpus == (Gpu.of(*known.card.split(":")),) * known.card_count
+    assert all(gpu.model in KNOWN_CARDS for gpu in node.gpus)
+    assert Cluster.parse(f"(4cpu) + 1x{name.upper()}").nodes[1] == replace(node, name="node-1")
+    assert Cluster.from_dict({"nodes": [{"count": 2, "instance": name}]}) == Cluster.parse(f"2x({name})")
+
+
+def test_an_instance_type_takes_labels_custom_resources_and_cpus_to_keep_back() -> None:
+    spec = Cluster.parse("2x(p5.48xlarge, keep 4cpu, licence=1){pool=a}")
+    entry = {"count": 2, "instance": "p5.48xlarge", "keep_back": 4, "custom": {"licence": 1}, "labels": {"pool": "a"}}
+    assert Cluster.from_dict({"nodes": [entry]}) == spec
+    assert spec.spec() == "2x(192cpu, keep 4cpu, 2TB, 8xH100, licence=1){pool=a}"
+    assert Cluster.parse("2xND96asr_v4") == Cluster.parse("2x(Standard_ND96asr_v4)")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("(p5.48xlarge, 8cpu)", "CPUs are given twice"),
+        ("(p5.48xlarge, 8GB)", "memory is given twice"),
+        ("(p5.48xlarge, 2xA100)", "already has its cards"),
+        ("(8cpu, p5.48xlarge)", "cannot be combined"),
+        ("(p5.48xlarge, p5.48xlarge)", "cannot be combined"),
+        ("(2xp5.48xlarge)", "belongs before the bracket"),
+        ("x1e.32xlarge", "unknown instance type 'x1e.32xlarge'"),
+        ("c4-standard-8", "unknown instance type"),
+        ("Standard_M416ms_v2", "unknown instance type"),
+        ("gpu-nodes", "an instance type or a file that ends in .yaml"),
+        ("autp", "did you mean 'auto'?"),
+    ],
+)
+def test_an_instance_type_that_cannot_be_is_refused_with_the_reason(spec: str, said: str) -> None:
+    problem = problems_of(spec).problems[0]
+    assert said in problem.message
+    assert problem.fix_texts
+
+
+def test_an_instance_type_in_a_file_excludes_cpus_memory_and_cards() -> None:
+    error = problems_in({"nodes": [{"instance": "p5.48xlrge"}, {"instance": "p5.48xlarge", "cpus": 4, "gpus": []}]})
+    assert [problem.place for problem in error.problems] == [
+        "cluster.nodes[0].instance",
+        "cluster.nodes[1].cpus",
+        "cluster.nodes[1].gpus",
+    ]
+    assert error.problems[0].fix_texts[0] == "instance: p5.48xlarge"
+
+
+def test_the_documentation_has_the_table_of_instance_types() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+    assert instance_table() in page, "python -m dovetail.resources.instance_types"
 
 
 @pytest.mark.parametrize(
@@ -309,8 +406,8 @@ def test_an_unknown_card_has_only_what_is_written() -> None:
         ("(4cpu) + ", " + ", ""),
         ("(4cpu) (4cpu)", "(4cpu) (", "not a group"),
         ("((4cpu))", "((", "not a group"),
-        ("(4cpu", "(4cpu", "not a group"),
-        ("4cpu)", "4cpu)", "not a group"),
+        ("(4cpu", "(4cpu", "is not closed"),
+        ("4cpu)", ")", "was not opened"),
         ("(4cpu) + x(4cpu)", "x(", "not a group"),
     ],
 )
@@ -414,7 +511,7 @@ plain_data = st.recursive(
     ),
     max_leaves=8,
 )
-entry_keys = ["cpus", "memory", "gpus", "labels", "custom", "keep_back", "name", "count"]
+entry_keys = ["cpus", "instance", "memory", "gpus", "labels", "custom", "keep_back", "name", "count"]
 entries = st.fixed_dictionaries(
     {"cpus": st.one_of(st.integers(1, 64), st.floats(0.5, 4), plain_data)},
     optional={
@@ -427,6 +524,7 @@ entries = st.fixed_dictionaries(
         "keep_back": st.one_of(st.just(0), st.floats(0, 9), plain_data),
         "name": st.one_of(st.text(max_size=3), plain_data),
         "count": st.one_of(st.integers(-1, 3), plain_data),
+        "instance": st.one_of(st.sampled_from(["p5.48xlarge", "p5.4xlarg", "x"]), plain_data),
         "cpu": plain_data,
     },
 )

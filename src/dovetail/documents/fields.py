@@ -85,6 +85,8 @@ class ParserProblem:
 
     path: KeyPath
     problem: Problem
+    instead: tuple[object, ...] = ()
+    """Valid values, as fixes before those of the problem."""
 
 
 Mistake = WrongValue | UnknownKey | MissingKey | ParserProblem
@@ -230,7 +232,8 @@ def file_problem(mistake: Mistake, above: KeyPath = ()) -> Problem:
         case UnknownKey():
             return unknown_key_problem(str(mistake.path[-1]), mistake.known)
         case ParserProblem():
-            return mistake.problem
+            lines = tuple(_line(mistake.path, value) for value in mistake.instead)
+            return replace(mistake.problem, fixes=(*lines, *mistake.problem.fixes))
         case MissingKey():
             line = f"{mistake.path[-1]}: {yaml_literal(mistake.example)}"
             return Problem("DT012", f"{shown} is missing", fixes=(line,))

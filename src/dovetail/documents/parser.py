@@ -12,12 +12,17 @@ from dovetail.documents.document import Document
 from dovetail.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import yaml
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 SIZE_LIMIT_BYTES = 16 << 20
 DEPTH_LIMIT = 100
+_CLOSING = {"[": "]", "{": "}"}
+_JSON_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+"""A bracket, or a whole text, in which brackets mean nothing."""
 NODES_LIMIT = 1_000_000
 """Maximum number of nodes with expanded aliases; protects against alias bombs."""
 
@@ -56,7 +61,9 @@ def parse_document(text: str, name: str) -> Document:
     if not text.strip():
         raise _config_error(name, "is empty", "write at least one key")
     if name.endswith(".json"):
-        return Document(name, _json(text, name), _compose_json_as_yaml(text))
+        data = _json(text, name)
+        _check_depth(data, name)
+        return Document(name, data, _compose_json_as_yaml(text))
     import yaml
 
     try:
@@ -108,10 +115,7 @@ def _json(text: str, name: str) -> Any:
     try:
         data = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
-        place = f"{name}:{error.lineno}:{error.colno}"
-        raise _config_error(
-            place, f"not valid JSON: {error.msg}", "check commas, quotes and brackets in this line"
-        ) from None
+        raise ConfigError(_json_problem(error, name, text)) from None
     except RecursionError:
         raise _config_error(name, f"is nested more than {DEPTH_LIMIT} levels deep", "use fewer levels") from None
     except ValueError as error:
@@ -119,6 +123,46 @@ def _json(text: str, name: str) -> Any:
     if twice:
         raise ConfigError(_locate_duplicate_keys(text, name) or [_duplicate_key(key, name) for key in twice])
     return data
+
+
+def _check_depth(data: Any, name: str) -> None:
+    """The limit of YAML, which the JSON parser does not have."""
+    level: list[Any] = [data]
+    for _ in range(DEPTH_LIMIT + 1):
+        level = [part for one in level for part in _parts(one)]
+        if not level:
+            return
+    raise ConfigError(
+        Problem("DT014", f"nested more than {DEPTH_LIMIT} levels deep", fixes=("use fewer levels",), place=name)
+    )
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _json_problem(error: json.JSONDecodeError, name: str, text: str) -> Problem:
+    if error.pos >= len(text.rstrip()) and (position := _open_json_bracket(text)) is not None:
+        before = text[:position]
+        place = f"{name}:{before.count(chr(10)) + 1}:{position - before.rfind(chr(10))}"
+        message = f"not valid JSON: the bracket {text[position]} is not closed"
+        return Problem("DT010", message, fixes=(f"add {_CLOSING[text[position]]}",), place=place)
+    place = f"{name}:{error.lineno}:{error.colno}"
+    fixes = ("check commas, quotes and brackets in this line",)
+    return Problem("DT010", f"not valid JSON: {error.msg}", fixes=fixes, place=place)
+
+
+def _open_json_bracket(text: str) -> int | None:
+    """The position of the innermost bracket that is not closed."""
+    opened: list[int] = []
+    for match in _JSON_BRACKET.finditer(text):
+        if match[0] in _CLOSING:
+            opened.append(match.start())
+        elif match[0] in _CLOSING.values() and opened:
+            opened.pop()
+    return opened[-1] if opened else None
 
 
 def _duplicate_key(key: str, place: str) -> Problem:
@@ -228,7 +272,47 @@ def _join_surrogates(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
+def _unclosed_problem(error: yaml.YAMLError, name: str, text: str) -> Problem | None:
+    """The quote or bracket that is not closed; the error itself is found where the next one is, or at the end."""
+    context = getattr(error, "context", None) or ""
+    start, found = getattr(error, "context_mark", None), getattr(error, "problem_mark", None)
+    if found is not None and (mark := _long_quote(text, found)) is not None:
+        start, context = mark, "quoted"
+    elif start is None or not ("quoted" in context or "flow" in context) or (found and found.line == start.line):
+        return None
+    letter = text[start.index : start.index + 1]
+    kind, closing = ("bracket", _CLOSING[letter]) if letter in _CLOSING else ("quote", letter)
+    line = text.splitlines()[start.line].rstrip()
+    message = f"not valid YAML: the {kind} {letter} is not closed{' on this line' if kind == 'quote' else ''}"
+    place = f"{name}:{start.line + 1}:{start.column + 1}"
+    return Problem(
+        "DT010", message, evidence=(line[:80],), fixes=(f"add {closing} at the end of the value",), place=place
+    )
+
+
+def _long_quote(text: str, end: yaml.Mark) -> yaml.Mark | None:
+    """The start of a quoted text that spans lines and after which the error was found: its first line lacks a quote."""
+    import yaml
+
+    last: yaml.Token | None = None
+    try:
+        for token in yaml.scan(text):
+            if token.start_mark.index >= end.index:
+                break
+            if isinstance(token, yaml.ScalarToken):
+                last = token
+    except yaml.YAMLError:
+        pass  # the error that is explained here
+    if not isinstance(last, yaml.ScalarToken) or last.plain or last.style not in ("'", '"'):
+        return None
+    start: yaml.Mark = last.start_mark
+    return start if start.line < last.end_mark.line else None
+
+
 def _syntax_problem(error: yaml.YAMLError, name: str, text: str) -> Problem:
+    unclosed = _unclosed_problem(error, name, text)
+    if unclosed is not None:
+        return unclosed
     mark, position = getattr(error, "problem_mark", None), getattr(error, "position", None)
     place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
     if isinstance(position, int):

@@ -60,11 +60,10 @@ class Gpu:
     def spec(self) -> str:
         """The shortest text that `Gpu.of` and the spec parser read back to this card."""
         plain = Gpu.of(self.model)
-        text = (
-            self.model
-            if self.memory_bytes == plain.memory_bytes
-            else f"{self.model}:{format_exact_size(self.memory_bytes)}"
-        )
+        is_known = card_model(self.model) is not None or self.model.lower() == cluster_spec.GENERIC_CARD
+        text = self.model
+        if self.memory_bytes != plain.memory_bytes or not is_known:
+            text += f":{format_exact_size(self.memory_bytes)}"
         if self.nvdecs != plain.nvdecs:
             text += f":nvdec={self.nvdecs}"
         if self.nvencs != plain.nvencs:
@@ -132,7 +131,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, spec: object) -> Cluster:
-        """'4x(32cpu, 128GB, 2xA100:40GB) + 16x(32cpu, 64GB){pool=cpu}'; every mistake is reported at once."""
+        """'4x(32cpu, 128GB, 2xA100:40GB) + 2xp5.48xlarge{pool=big}'; every mistake is reported at once."""
         return _from_groups(cluster_spec.parse_cluster_spec(spec))
 
     @classmethod

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, replace
 
-__all__ = ["KNOWN_CARDS", "CardModel", "card_model", "models_with_memory", "model_key", "model_name"]
+__all__ = [
+    "KNOWN_CARDS",
+    "CardModel",
+    "card_model",
+    "look_alike_model",
+    "model_key",
+    "model_name",
+    "models_with_memory",
+    "similar_model",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,9 @@ KNOWN_CARDS: dict[str, CardModel] = {
         CardModel("H100NVL", 94, 7, 0),
         CardModel("GH200", 96, 7, 0),
         CardModel("H20", 96, 7, 0),
+        CardModel("H800", 80, 7, 0),
         CardModel("A100", 40, 5, 0),  # D, e:S
+        CardModel("A800", 80, 5, 0),
         CardModel("A30", 24, 4, 0),  # d:M
         CardModel("L40S", 48, 3, 3),  # D, d:S
         CardModel("L40", 48, 3, 3),  # D
@@ -94,6 +106,9 @@ _BY_SPELLING: dict[str, CardModel] = {
     "h200nvl": KNOWN_CARDS["H200"],
 }
 
+_LOOKS = str.maketrans("oil", "011")
+_BY_LOOKS = {spelling.translate(_LOOKS): model for spelling, model in _BY_SPELLING.items()}
+
 # Words that do not distinguish models: brand, form factor, kind of memory, and the memory of a GH200's processor, which
 # NVML puts into its name. "Laptop", "Super" and "MIG" are not here: those are other cards, or slices of one.
 _NOISE = re.compile(
@@ -122,6 +137,24 @@ def model_name(key: str) -> str:
     """The display name of a key."""
     model = _BY_SPELLING.get(key)
     return model.name if model else key
+
+
+def similar_model(name: str) -> str | None:
+    """The model of the table that a misspelt name resembles; None for a model of the table, or if none is similar."""
+    spelling, _ = _read(name)
+    if spelling in _BY_SPELLING:
+        return None
+    near = difflib.get_close_matches(spelling, _BY_SPELLING, n=1, cutoff=0.6)
+    return look_alike_model(name) or (_BY_SPELLING[near[0]].name if near else None)
+
+
+def look_alike_model(name: str) -> str | None:
+    """The model of the table whose name differs only in characters that look alike: H10O for H100."""
+    spelling, _ = _read(name)
+    if spelling in _BY_SPELLING:
+        return None
+    found = _BY_LOOKS.get(spelling.translate(_LOOKS))
+    return found.name if found is not None else None
 
 
 def models_with_memory(*, nvdecs: int = 0, nvencs: int = 0) -> tuple[str, ...]:
