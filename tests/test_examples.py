@@ -28,7 +28,7 @@ EXPECTED = {
         "words on 1x(4cpu, 4GB)",
         "(2, ('end', 2))",
         "999 results, in order: True",
-        "item 500 in stage parse, after 3 attempts: JSONDecodeError",
+        "item 500 in stage parse, after 4 attempts: JSONDecodeError",
         "1000 of 1000 items in, 999 out, 1 failed",
     ],
     "05_serve.py": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dovetail.documents.parser import parse_document
 from dovetail.errors import ConfigError
 from dovetail.pipeline import pipeline_file
-from dovetail.pipeline.overrides import apply_overrides, parse_override
+from dovetail.pipeline.overrides import apply_overrides, parse_override, parse_overrides
 
 TEXT = """\
 source: a.jsonl
@@ -69,6 +70,56 @@ def test_the_last_one_counts_and_the_file_stays_as_it_is() -> None:
     changes = [parse_override(f"stages.read.workers={n}", document.data) for n in (1, 2)]
     assert apply_overrides(document, changes).data["stages"][0]["workers"] == 2
     assert repr(document.data) == before
+
+
+def test_a_pattern_is_for_every_stage_that_matches() -> None:
+    document = parse_document(TEXT, "p.yaml")
+
+    def workers(*texts: str) -> list[Any]:
+        changes = [change for text in texts for change in parse_overrides(text, document.data)]
+        return [stage.get("workers") for stage in apply_overrides(document, changes).data["stages"]]
+
+    assert workers("stages.*.workers=4") == [4, 4, 4]
+    assert workers("stages.*.workers=4", "stages.read.workers=1") == [1, 4, 4]
+    assert workers("stages.[rc]*.workers=4") == [4, 4, None]
+    assert workers("stages.caption.workers=4") == [None, 4, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "fix"),
+    [
+        ("stages.x*.workers=4", "no stage matches 'x*'", "--set 'stages.*.workers=4'"),
+        ("stages.*=4", "names no setting", "--set 'stages.*.on_error=skip'"),
+        ("stages.captoin.workers=4", "no stage 'captoin'", "--set stages.caption.workers=4"),
+        ("stages.captoin.on_error={then: skip}", "did you mean", "--set 'stages.caption.on_error={then: skip}'"),
+        ("stages.7.workers=4", "the last 2", "--set stages.v1.2.workers=4"),
+    ],
+)
+def test_the_fix_of_a_wrong_stage_is_the_option_for_the_right_one(text: str, words: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        parse_overrides(text, parse_document(TEXT, "p.yaml").data)
+    (problem,) = found.value.problems
+    assert words in problem.message
+    assert problem.fix_texts == (fix,)
+    assert parse_overrides(shlex.split(fix)[1], parse_document(TEXT, "p.yaml").data)
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("stages.caption.wrokers=4", "--set stages.caption.workers=4"),
+        ("stages.caption.resources.gpu=1", "--set stages.caption.resources.gpus=1"),
+        ("stages.caption.workers=0", "--set stages.caption.workers=1"),
+        ("stages.caption.resources.gpus=-1", "--set stages.caption.resources.gpus=1"),
+        ("sorce=x.jsonl", "source: x.jsonl"),
+    ],
+)
+def test_the_fix_of_a_wrong_override_is_an_override(text: str, fix: str) -> None:
+    document = parse_document(TEXT, "p.yaml")
+    (problem, *_) = pipeline_file.parse_pipeline_document(
+        apply_overrides(document, parse_overrides(text, document.data))
+    ).problems
+    assert problem.fix_texts[0] == fix
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def messages_with(rig: Rig, key: Key) -> list[tuple[int, int]]:
     [
         (0, [(4, 4)], 1),
         (1, [(4, 4), (4, 1)], 2),
-        (2, [(4, 4), (4, 1)], 2),
-        (3, [(4, 4), (4, 4), (4, 1)], 3),
+        (2, [(4, 4), (4, 4), (4, 1)], 3),
+        (3, [(4, 4), (4, 4), (4, 4), (4, 1)], 4),
     ],
 )
 def test_a_failed_batch_runs_alone_then_item_by_item_then_its_items_fail(
@@ -169,7 +169,7 @@ def test_skip_records_the_item_and_the_reason() -> None:
     rig = simulate_stages([stage("a", on_error="skip")], {"a": bad_one(Raises("KeyError: 'url'"))}, 20)
     assert rig.run_state is RunState.FINISHED
     (record,) = rig.data.failed_items
-    assert (record.unit, record.error, record.attempts) == ("a", "KeyError: 'url'", 3)
+    assert (record.unit, record.error, record.attempts) == ("a", "KeyError: 'url'", 4)
     assert part_keys([record.part]) == [BAD]
     assert record.key == BAD, "as the failure named it"
     assert rig.notes("failed: KeyError: 'url'")

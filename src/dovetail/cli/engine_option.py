@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import dovetail as dt
 from dovetail.cli.options import complete_values
+from dovetail.documents.configuration import at_origin
 from dovetail.engines.ray.address import AddressKind, RayAddress, is_ray_engine
+from dovetail.runtime.place import configured_place, described_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 ENGINE_HELP = "local, ray (start Ray on this machine), ray:auto (a running Ray) or ray:HOST:PORT"
 LOCAL, SIMULATED = "local", "sim"
+AUTO = "auto"
+CLUSTER_PARAMETERS = ("cluster", "cluster_spec", "spec")
+"""Names of the parameter that describes a cluster."""
 MAX_SHOWN_HOLDERS = 10
 
 
@@ -81,54 +86,80 @@ class TargetCluster:
         return ["in use:", *(f"  {line}" for line in held[:MAX_SHOWN_HOLDERS]), *more] if held else []
 
 
-def check_engine(
+def check_engine(engine: str, allowed: tuple[str, ...]) -> None:
+    """Validates an engine before anything starts."""
+    if engine in allowed:
+        return
+    if is_ray_engine(engine):
+        try:
+            RayAddress.parse(engine)
+        except dt.ConfigError as error:
+            raise at_origin(error, engine) from None
+        return
+    from dovetail.errors import did_you_mean
+
+    hint = did_you_mean(engine, (*allowed, "ray", "ray:auto"))
+    fixes = (*(f"--engine {name}" for name in allowed), "--engine ray", "--engine ray:auto", "--engine ray:HOST:6379")
+    raise dt.ConfigError(dt.Problem("DT331", f"unknown engine {engine!r}{hint}", fixes=fixes))
+
+
+def engine_option(*allowed: str, or_none: bool = False, later: bool = False) -> Callable[[Any], Any]:
+    """`--engine` with these values and those of Ray. Engine and cluster are as typed, else as configured. `or_none`:
+    the command resolves them itself. `later`: the command validates the engine with its other arguments."""
+    option = click.option(
+        "--engine",
+        metavar="ENGINE",
+        shell_complete=complete_values((*allowed, "ray", "ray:auto")),
+        callback=None if later else partial(_check_typed_engine, allowed),
+        help=f"{'sim, ' if SIMULATED in allowed else ''}{ENGINE_HELP}.  [default: as configured, or local]",
+    )
+
+    def decorate(command: Any) -> Any:
+        return option(command if or_none else _with_configured_place(command, () if later else allowed))
+
+    return decorate
+
+
+def _check_typed_engine(
     allowed: tuple[str, ...],
     context: Any,  # noqa: ARG001 - click's
     parameter: Any,  # noqa: ARG001
     value: str | None,
 ) -> str | None:
-    """Validates --engine before anything starts."""
-    if value is None or value in allowed:
-        return value
-    if is_ray_engine(value):
-        RayAddress.parse(value)
-        return value
-    from dovetail.errors import did_you_mean
-
-    hint = did_you_mean(value, (*allowed, "ray", "ray:auto"))
-    fixes = (*(f"--engine {name}" for name in allowed), "--engine ray", "--engine ray:auto", "--engine ray:HOST:6379")
-    raise dt.ConfigError(dt.Problem("DT331", f"unknown engine {value!r}{hint}", fixes=fixes))
+    if value is not None:
+        check_engine(value, allowed)
+    return value
 
 
-def engine_option(*allowed: str, or_none: bool = False, later: bool = False) -> Callable[[Any], Any]:
-    """`--engine` with these values and those of Ray. `or_none`: the value is None if it is not given; `later`: the
-    command validates it together with its other arguments."""
-    return click.option(
-        "--engine",
-        default=None if or_none else LOCAL,
-        show_default=LOCAL if or_none else True,
-        metavar="ENGINE",
-        shell_complete=complete_values((*allowed, "ray", "ray:auto")),
-        callback=None if later else partial(check_engine, allowed),
-        help=f"{'sim, ' if SIMULATED in allowed else ''}{ENGINE_HELP}.",
-    )
+def _with_configured_place(command: Any, allowed: tuple[str, ...]) -> Any:
+    """The command with engine and cluster resolved."""
+
+    @wraps(command)
+    def called(*arguments: Any, engine: str | None, **options: Any) -> Any:
+        names = [name for name in CLUSTER_PARAMETERS if name in options]
+        engine, cluster = configured_place(engine, options[names[0]] if names else None)
+        if allowed:
+            check_engine(engine, allowed)
+        return command(*arguments, engine=engine, **options | dict.fromkeys(names, cluster))
+
+    return called
 
 
 def engine_conflicts(
     engine: str, cluster: str | None, what: str = "--cluster", *, can_simulate: bool = False
 ) -> list[dt.Problem]:
     """On Ray, the cluster is the Ray cluster. `can_simulate`: the command takes --engine sim."""
-    if not is_ray_engine(engine) or cluster in (None, "auto"):
+    if not is_ray_engine(engine) or cluster in (None, AUTO):
         return []
     message = f"{what} and --engine {engine} cannot be combined: the cluster is that of Ray"
-    fixes = (f"remove {what}", "--engine sim to simulate it" if can_simulate else "remove --engine")
+    fixes = (f"remove {what}", "--engine sim" if can_simulate else "remove --engine")
     return [dt.Problem("DT367", message, fixes=fixes)]
 
 
 def target_cluster(engine: str, spec: str | None, *, start: bool = False) -> TargetCluster:
     """The cluster to plan on. For `ray`, Ray is started only with `start`; otherwise its nodes are predicted."""
     if not is_ray_engine(engine):
-        return TargetCluster(dt.Cluster.of(spec or "auto"))
+        return TargetCluster(described_cluster(AUTO if spec is None else spec))
     where = RayAddress.parse(engine)
     if where.kind is AddressKind.PRIVATE and not start:
         from dovetail.engines.ray.local_cluster import expected_cluster

@@ -22,6 +22,7 @@ from dovetail.cli.options import (
 )
 from dovetail.cli.plan import is_pipeline, plan_run_spec
 from dovetail.cli.run_spec_loader import fit_to_cluster, load_run_spec
+from dovetail.documents.configuration import ConfiguredText
 from dovetail.error_codes import ERROR_CODES, ErrorCode
 from dovetail.errors import did_you_mean
 from dovetail.scheduling.plan_report import rates_in_other_modes, rates_with_one_more
@@ -101,7 +102,7 @@ def _read_plan(file: str, cluster_spec: str, options: dict[str, object]) -> dt.P
         fix = "remove the option, or explain the pipeline file instead"
         raise dt.ConfigError(dt.Problem("DT036", message, fixes=(fix,), place=file))
     made = dt.Plan.from_json(Path(file).read_text(errors="replace"))
-    if cluster_spec != "auto":
+    if cluster_spec != "auto" and not isinstance(cluster_spec, ConfiguredText):
         made.require_cluster(dt.Cluster.of(cluster_spec))
     return made
 

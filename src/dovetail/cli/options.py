@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from dovetail.documents.configuration import configured
 from dovetail.errors import DovetailError, did_you_mean
 from dovetail.observe.run_folder import LAST_RUN, find_run, list_runs, run_name_in_id
 from dovetail.pipeline.source_sink import MODES
@@ -127,14 +129,25 @@ def run_argument() -> Decorator:
 
 
 def cluster_option(name: str = "cluster_spec", *, default: str | None = "auto") -> Decorator:
+    """--cluster; not given, it is the configured one, else `default`. With None, the command itself resolves it."""
     return click.option(
         "--cluster",
         name,
-        default=default,
         metavar="SPEC",
         type=FILE_PATH,
-        help="Cluster to use: a spec, a YAML or JSON file, or auto (this machine).  [default: auto]",
+        callback=None if default is None else partial(_configured_cluster, default),
+        help="Cluster to use: a spec, an instance type (4xp5.48xlarge), a YAML or JSON file, or auto (this machine).  "
+        "[default: as configured, or auto]",
     )
+
+
+def _configured_cluster(
+    default: str,
+    context: click.Context,  # noqa: ARG001 - click's
+    parameter: click.Parameter,  # noqa: ARG001
+    value: str | None,
+) -> str:
+    return configured("cluster") or default if value is None else value
 
 
 def mode_option() -> Decorator:
@@ -149,7 +162,11 @@ def no_profiles_option() -> Decorator:
 
 def set_option() -> Decorator:
     return click.option(
-        "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override a value of FILE; may be repeated."
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Override a value of FILE; may be repeated. 'stages.*.on_error=skip' is for all stages.",
     )
 
 

@@ -6,10 +6,10 @@ import json
 
 import click
 
-import dovetail as dt
 from dovetail.cli import SuggestingGroup
 from dovetail.cli.options import cluster_option, json_option
 from dovetail.observe.text_format import align_table
+from dovetail.runtime.place import described_cluster
 
 
 @click.group(
@@ -43,7 +43,7 @@ def advise(cluster_spec: str, as_json: bool) -> None:
     """Recommend workers, GPU share and CPUs for light, heavy and CPU-only operators."""
     from dovetail.recipes.recommendations import CONCURRENT_OPERATORS, recommend
 
-    cluster = dt.Cluster.of(cluster_spec)
+    cluster = described_cluster(cluster_spec)
     rows = recommend(cluster)
     if as_json:
         click.echo(json.dumps([row.to_dict() for row in rows], indent=2))

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import dovetail as dt
-from dovetail.cli.engine_option import LOCAL, SIMULATED, engine_conflicts, engine_option, target_cluster
+from dovetail.cli.engine_option import (
+    AUTO,
+    LOCAL,
+    SIMULATED,
+    check_engine,
+    engine_conflicts,
+    engine_option,
+    target_cluster,
+)
 from dovetail.cli.options import (
     FILE_PATH,
     cluster_option,
@@ -31,8 +39,10 @@ from dovetail.cli.saved_arguments import (
     merge_saved_arguments,
 )
 from dovetail.cli.saved_plan import read_plan
-from dovetail.engines.ray.address import RayAddress, is_ray_engine
+from dovetail.documents.configuration import QUIET, VERBOSE, configured
+from dovetail.engines.ray.address import is_ray_engine
 from dovetail.runtime.arguments import check_share
+from dovetail.runtime.place import configured_place, described_cluster
 from dovetail.runtime.run_spec import add_import_path, missing_code
 
 if TYPE_CHECKING:
@@ -68,6 +78,7 @@ Examples:
   dovetail run pipeline.yaml --dry-run
   dovetail run pipeline.yaml --source 'data/*.jsonl' --sink out.parquet --limit 1000
   dovetail run pipeline.yaml --set stages.caption.workers=4 --set sink.ordered=true
+  dovetail run pipeline.yaml --set 'stages.*.on_error=skip'
   dovetail run pipeline.yaml | jq .text | head
   dovetail run pipeline.yaml --engine ray:auto --share 0.5 --env-from HF_TOKEN
   dovetail run --resume last
@@ -136,12 +147,9 @@ def run(file: str | None, **options: Any) -> None:
         **{key: options.pop(key) for key in RunOptions.__slots__ if key not in ("wait", "probe") and key not in place},
     )
     asked = _run_arguments(file, how, options | place | {"env_from": how.env_from or None})
-    how = replace(how, engine=asked.engine or LOCAL, share=asked.share, env_from=asked.env_from or ())
     job = load_run_spec(asked.file, asked.sets, asked.source, asked.sink, Path(asked.folder) if asked.folder else None)
-    recipe = recipe_of(job)
-    if recipe is not None and asked.engine is None and recipe.engine != LOCAL:
-        RayAddress.parse(recipe.engine)
-        asked, how = replace(asked, engine=recipe.engine), replace(how, engine=recipe.engine)
+    asked = _with_place(asked, job)
+    how = replace(how, engine=asked.engine or LOCAL, share=asked.share, env_from=asked.env_from or ())
     _check_runnable(job, asked, how)
     if how.dry_run:
         from dovetail.cli.dry_run import dry_run  # late, like all that most runs do not need
@@ -153,6 +161,19 @@ def run(file: str | None, **options: Any) -> None:
         _simulate(job, asked, how)
         return
     sys.exit(_run(job, asked, how))
+
+
+def _with_place(asked: RunArguments, job: RunSpec) -> RunArguments:
+    """The arguments with engine and cluster: as given or stored with the run, else those of the recipe, else as
+    configured."""
+    recipe = recipe_of(job)
+    engine = asked.engine
+    if engine is None and recipe is not None and recipe.engine != LOCAL:
+        engine = recipe.engine
+    engine, cluster = configured_place(engine, asked.cluster)
+    assert isinstance(cluster, str), "clusters of the command line are texts"
+    check_engine(engine, (LOCAL, SIMULATED))
+    return replace(asked, engine=engine, cluster=asked.cluster if cluster == AUTO else cluster)
 
 
 def _run_arguments(file: str | None, how: RunOptions, options: dict[str, Any]) -> RunArguments:
@@ -217,7 +238,8 @@ def _run(job: RunSpec, asked: RunArguments, how: RunOptions) -> int:
         with stops:
             started = _start(job, asked, how, prepared)
             stops.run = started
-            _show_plan(started.plan)
+            if configured("verbosity") != QUIET:
+                _show_plan(started.plan)
             error = wait_for_results(started, to_stdout=job.sink is None)
     except KeyboardInterrupt as interrupted:
         if stops.run is None:
@@ -270,8 +292,8 @@ def _start(job: RunSpec, asked: RunArguments, how: RunOptions, prepared: RecipeS
         "ordered": asked.ordered,
         "limit": asked.limit,
         "record": how.record,
-        "progress": not rows_in_a_terminal,
-        "verbose": how.verbose,
+        "progress": not rows_in_a_terminal and configured("verbosity") != QUIET,
+        "verbose": how.verbose or configured("verbosity") == VERBOSE,
         "wait": how.wait,
         "pin_cpus": how.pin_cpus,
         "share": how.share,
@@ -315,7 +337,7 @@ def _simulate(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
     from dovetail.runtime.simulation import simulate
     from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
 
-    cluster = dt.Cluster.of(asked.cluster or "auto")
+    cluster = described_cluster(asked.cluster or AUTO)
     job = fit_to_cluster(job, cluster)
     again = _plan_command(asked, how.plan or "")
     plan = None if how.plan is None else read_plan(how.plan, job.pipeline, cluster, again)

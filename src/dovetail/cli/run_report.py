@@ -113,15 +113,20 @@ def report_run(stops: SignalHandler, job: RunSpec, error: BaseException | None, 
 
 
 class RunSurface(OptionSurface):
-    """Fixes of a run that failed: options, and keys of the file that it ran."""
+    """Fixes of a run that failed, as options of `dovetail run`."""
 
     def __init__(self, *, of_recipe: bool) -> None:
         super().__init__()
         self.of_recipe = of_recipe
 
+    def set_option(self, stage: str, name: str, value: object) -> str:
+        if name == "on_error" and self.of_recipe:
+            return "--set skip_op_error=true"
+        return super().set_option(stage, name, value)
+
     def option(self, name: str, value: object) -> str:
         if name == "on_error":
-            return "skip_op_error: true" if self.of_recipe else f"on_error: {value}"
+            return self.set_option("*", name, value)
         return "a larger --max-errors" if name == "max_errors" and value is None else super().option(name, value)
 
 

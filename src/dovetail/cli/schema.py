@@ -11,7 +11,7 @@ from dovetail.pipeline import pipeline_file
 from dovetail.pipeline.error_policy import RETRY
 from dovetail.pipeline.pipeline_file import PIPELINE_FILE
 from dovetail.pipeline.source_sink import LEAF_SINKS, SINK, SINK_FUNCTION, SOURCE, SOURCE_FUNCTION
-from dovetail.pipeline.stage_fields import STAGE
+from dovetail.pipeline.stage_fields import DEFAULTS, STAGE
 from dovetail.recipes import schema as recipe_schema
 from dovetail.recipes.file_keys import OPERATOR, RECIPE_FILE
 from dovetail.resources import cluster_spec
@@ -20,7 +20,7 @@ from dovetail.resources.resources import RESOURCES
 
 SCHEMAS = {"pipeline": pipeline_file.schema, "recipe": recipe_schema.schema, "cluster": cluster_spec.schema}
 RECORDS = (
-    (PIPELINE_FILE, STAGE, RESOURCES, RETRY, SOURCE, SOURCE_FUNCTION, SINK, SINK_FUNCTION, LEAF_SINKS),
+    (PIPELINE_FILE, DEFAULTS, STAGE, RESOURCES, RETRY, SOURCE, SOURCE_FUNCTION, SINK, SINK_FUNCTION, LEAF_SINKS),
     (CLUSTER_FILE, NODE_ENTRY),
     (RECIPE_FILE, OPERATOR),
 )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dovetail.documents.document import KeyPath, dotted_path
 from dovetail.documents.yaml_surface import yaml_literal
-from dovetail.errors import UNSET, Change, Given, Problem, Subject, Text, did_you_mean, short_repr
+from dovetail.errors import UNSET, Change, Given, Problem, Subject, Text, did_you_mean, nearest_word, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,7 +230,7 @@ def file_problem(mistake: Mistake, above: KeyPath = ()) -> Problem:
     shown = dotted_path("", (*above, *mistake.path)) or "the file"
     match mistake:
         case UnknownKey():
-            return unknown_key_problem(str(mistake.path[-1]), mistake.known)
+            return unknown_key_problem(str(mistake.path[-1]), mistake.known, mistake.value)
         case ParserProblem():
             lines = tuple(_line(mistake.path, value) for value in mistake.instead)
             return replace(mistake.problem, fixes=(*lines, *mistake.problem.fixes))
@@ -249,13 +249,16 @@ def _line(path: KeyPath, value: object) -> str:
     return f"{path[-1]}: {text}" if path and isinstance(path[-1], str) else f"- {text}" if path else text
 
 
-def unknown_key_problem(word: str, known: Iterable[str]) -> Problem:
+def unknown_key_problem(word: str, known: Iterable[str], value: object = UNSET) -> Problem:
+    """The problem of a key that a mapping does not have; `value` is its value, for the fix."""
     keys = sorted(known)
+    near = nearest_word(word, keys)
+    line = "" if near is None or value is UNSET else f"{near}: {yaml_literal(value)}"
     return Problem(
         "DT011",
         f"unknown key {word!r}{did_you_mean(word, keys)}",
         evidence=(f"keys here: {', '.join(keys)}",) if keys else (),
-        fixes=(f"remove {word!r}, or correct its spelling",),
+        fixes=(line if 0 < len(line) <= QUOTABLE_LIMIT else f"remove {word!r}, or correct its spelling",),
     )
 
 

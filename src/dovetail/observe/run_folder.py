@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.documents.configuration import configured
 from dovetail.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
@@ -79,9 +80,9 @@ class RunFolder:
 
 
 def home_folder() -> Path:
-    """$DOVETAIL_HOME, or a folder of this user."""
-    given = os.environ.get("DOVETAIL_HOME")
-    if given:
+    """$DOVETAIL_HOME, `home` of the project file, or a folder of this user."""
+    given = configured("home")
+    if given is not None:
         return _expand_user(given)
     data = os.environ.get("XDG_DATA_HOME", "")
     # XDG specification: ignore relative paths

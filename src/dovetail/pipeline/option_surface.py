@@ -41,7 +41,7 @@ class OptionSurface(Surface):
                 removed.append(self.name(name))
             else:
                 typed.append(self.option(name, value))
-        text = " ".join(typed)
+        text = " ".join(dict.fromkeys(typed))
         if removed:
             text += f"{', and ' if typed else ''}omit {' and '.join(removed)}"
         return with_note(text, fix.note)

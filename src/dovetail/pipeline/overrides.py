@@ -1,20 +1,28 @@
-"""Overrides of values in a pipeline file: `--set stages.caption.workers=4`."""
+"""Overrides of values in a pipeline file.
+
+--set stages.caption.workers=4     --set stages.0.batch_size=8
+--set 'stages.*.on_error=skip'     every stage; a pattern such as 'stages.clean_*' selects some of them
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from dovetail.documents.document import Document, KeyPath, dotted_path
 from dovetail.documents.parser import parse_document
-from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.errors import ConfigError, Problem, did_you_mean, nearest_word, short_repr
 from dovetail.pipeline.source_sink import SOURCE_AND_SINK
 
 EXAMPLE = "--set stages.caption.workers=4"
 PLAIN_TEXT_PREFIXES = tuple("*&!#%@`|>")
 """A value that begins with one of these is a string such as *.jsonl, although YAML reads it differently."""
+PATTERN_CHARACTERS = "*?["
+"""Characters that no stage name has and that make it a pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,32 @@ def parse_override(text: str, data: object) -> Override:
         raise _override_error(said, f"{text!r} is not path=value", EXAMPLE)
     if not value.strip():
         raise _override_error(said, "there is no value after the =", f"--set {where}=null")
-    return Override(_parse_path(where.strip(), data, said), _parse_value(value.strip(), said), said)
+    return Override(_parse_path(where.strip(), data, text), _parse_value(value.strip(), said), said)
+
+
+def parse_overrides(text: str, data: object) -> list[Override]:
+    """`path=value`, where a stage is named, numbered, or a pattern that matches several: 'stages.*.on_error=skip'."""
+    change = parse_override(text, data)
+    match change.path:
+        case ("stages", str(pattern), *rest):
+            names = _stage_names(data)
+            if not rest:
+                raise _override_error(change.said, "names no setting of the stages", "--set 'stages.*.on_error=skip'")
+            numbers = [number for number, name in enumerate(names) if fnmatchcase(name, pattern)]
+            if not numbers:
+                fixes = (set_option(f"stages.*.{'.'.join(map(str, rest))}", _value_text(text)),)
+                raise _override_error(change.said, f"no stage matches {pattern!r}", *fixes, listed=names)
+            return [replace(change, path=("stages", number, *rest)) for number in numbers]
+    return [change]
+
+
+def set_option(path: str, value: str) -> str:
+    """`--set path=value`, quoted for a shell."""
+    return f"--set {shlex.quote(f'{path}={value}')}"
+
+
+def _value_text(text: str) -> str:
+    return text.partition("=")[2].strip()
 
 
 def apply_overrides(document: Document, changes: list[Override]) -> OverriddenDocument:
@@ -75,7 +108,8 @@ def _parse_value(text: str, said: str) -> Any:
         raise _override_error(said, error.problems[0].message, "put the value in quotes") from None
 
 
-def _parse_path(where: str, data: object, said: str) -> KeyPath:
+def _parse_path(where: str, data: object, text: str) -> KeyPath:
+    said = f"--set {text}"
     words = where.split(".")
     if not all(words):
         raise _override_error(said, f"{where!r} has an empty part", EXAMPLE)
@@ -86,15 +120,30 @@ def _parse_path(where: str, data: object, said: str) -> KeyPath:
     names = _stage_names(data)
     if words[1].isascii() and words[1].isdigit():
         number, rest = int(words[1]), words[2:]
+    elif any(letter in words[1] for letter in PATTERN_CHARACTERS):
+        return tuple(words)
     else:
         name, *rest = _split_stage_name(words[1:], names)
         if name not in names:
-            fixes = tuple(f"--set stages.{name}.{'.'.join(rest) or 'workers'}=..." for name in names[:1])
-            raise _override_error(said, f"there is no stage {name!r}{did_you_mean(name, names)}", *fixes, listed=names)
+            raise _override_error(
+                said,
+                f"there is no stage {name!r}{did_you_mean(name, names)}",
+                *_stage_fixes(name, names, rest, text),
+                listed=names,
+            )
         number = names.index(name)
     if number >= len(names):
-        raise _override_error(said, f"there is no stage {number}: the first is 0, the last {len(names) - 1}", EXAMPLE)
+        message = f"there is no stage {number}: the first is 0, the last {len(names) - 1}"
+        raise _override_error(said, message, *_stage_fixes("", names[-1:], rest, text))
     return ("stages", number, *rest)
+
+
+def _stage_fixes(name: str, names: list[str], rest: list[str], text: str) -> list[str]:
+    """The same option for the stage that was probably meant, or for one that exists."""
+    near = nearest_word(name, names) or next(iter(names), None)
+    if near is None:
+        return [EXAMPLE]
+    return [set_option(".".join(["stages", near, *rest]), _value_text(text))]
 
 
 def _split_stage_name(words: list[str], names: list[str]) -> list[str]:

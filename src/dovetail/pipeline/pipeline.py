@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean, short_repr
+from dovetail.errors import ConfigError, PipelineError, Problem, argument_problem, did_you_mean, short_repr
 from dovetail.pipeline.graph import (
     PIPELINE_EXAMPLE,
     Edges,
@@ -16,12 +16,13 @@ from dovetail.pipeline.graph import (
     stage_edges,
     topological_order,
 )
+from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_fields import DEFAULTS, default_problems
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.pipeline.pipeline_file import ParsedPipelineFile
-    from dovetail.pipeline.stage import Stage
 
 
 @dataclass(frozen=True, init=False)
@@ -36,11 +37,15 @@ class Pipeline:
     _parents: Edges = field(compare=False, repr=False)
     _children: Edges = field(compare=False, repr=False)
 
-    def __init__(self, stages: Iterable[Stage], name: str = "pipeline") -> None:
-        given = _listed(stages)
-        found = pipeline_problems(given, name)
-        if found:
-            raise PipelineError(problem for _, problem in found)
+    def __init__(
+        self, stages: Iterable[Stage], name: str = "pipeline", *, defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        """`defaults` are values for all stages that do not have their own: {"on_error": "skip", "retries": 2}."""
+        problems = _default_problems(defaults)
+        given = _with_defaults(_listed(stages), {} if problems or defaults is None else defaults)
+        problems += [problem for _, problem in pipeline_problems(given, name)]
+        if problems:
+            raise PipelineError(problems)
         parents = stage_edges(given)
         by_name = {stage.name: stage for stage in given}
         self._set(stages=given, name=name, order=tuple(by_name[item] for item in topological_order(parents)))
@@ -116,6 +121,32 @@ class Pipeline:
             raise PipelineError(
                 Problem("DT032", message, evidence=(format_names(self._parents),), fixes=("name one of its stages",))
             )
+
+
+def _default_problems(defaults: object) -> list[Problem]:
+    if defaults is None:
+        return []
+    if not isinstance(defaults, Mapping):
+        return [argument_problem("DT034", "defaults", defaults, "a mapping", {"on_error": "skip"})]
+    problems = [
+        Problem(
+            "DT034",
+            f"defaults: {short_repr(name)} is not a setting that stages have a default for{_near_default(name)}",
+            evidence=(f"defaults: {', '.join(DEFAULTS.names)}",),
+            fixes=(f"remove {short_repr(name)}, or correct its spelling",),
+        )
+        for name in defaults
+        if name not in DEFAULTS.by_name
+    ]
+    return [*problems, *(problem for _, problem in default_problems(defaults))]
+
+
+def _near_default(name: object) -> str:
+    return did_you_mean(name, DEFAULTS.names) if isinstance(name, str) else ""
+
+
+def _with_defaults(stages: tuple[Any, ...], defaults: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(stage.with_defaults(defaults) if isinstance(stage, Stage) else stage for stage in stages)
 
 
 def _listed(stages: object) -> tuple[Any, ...]:

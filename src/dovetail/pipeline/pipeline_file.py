@@ -3,6 +3,7 @@
 name: captions
 source: clips/*.jsonl
 sink: captions.jsonl
+defaults: {on_error: skip, retries: 2}
 stages:
   - {name: read, run: "my_package.video:read"}
   - {name: caption, run: "my_package.video:Caption", resources: {gpus: 0.25, gpu_memory: 4GB}, batch_size: 16}
@@ -34,20 +35,27 @@ from dovetail.documents.fields import (
 )
 from dovetail.documents.parser import read_document
 from dovetail.documents.yaml_surface import YAML
-from dovetail.errors import ConfigError, Problem, ResourceError, short_repr
+from dovetail.errors import ConfigError, Problem, ResourceError, Subject, nearest_word, short_repr
 from dovetail.pipeline.error_policy import RETRY, RETRY_FILE_EXAMPLE, Retry, retry_from_data, retry_to_data
 from dovetail.pipeline.graph import pipeline_problems, reverse_edges, stage_edges
+from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.overrides import set_option
 from dovetail.pipeline.source_sink import JOB, job_problems
 from dovetail.pipeline.stage import Each, Stage
-from dovetail.pipeline.stage_fields import NAME, STAGE, quote_value
+from dovetail.pipeline.stage_fields import DEFAULTS, NAME, STAGE, default_problems, quote_value
 from dovetail.resources.resources import RESOURCES, Resources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from dovetail.errors import Fix
+
+OPTION = "--set "
+"""Begin of the place of a value that the command line gave."""
 EXAMPLE_STAGE = {"name": "read", "run": "my_package.my_module:read"}
 EXAMPLE_FILE = {"stages": [EXAMPLE_STAGE]}
+EXAMPLE_DEFAULTS = {"on_error": "skip", "retries": 2}
 STAGES = list_of(
     replace(record_type(STAGE, EXAMPLE_STAGE), schema={"$ref": "#/$defs/stage"}), "a list of [stages](#stage)"
 )
@@ -61,6 +69,11 @@ PIPELINE_FILE = Record(
             replace(STAGES, schema={**STAGES.schema, "minItems": 1}),
             "The stages, each after the one before it unless it has `after`.",
             required=True,
+        ),
+        Field(
+            "defaults",
+            replace(record_type(DEFAULTS, EXAMPLE_DEFAULTS), text="[defaults](#defaults) of stages"),
+            "Values of all stages that do not have their own.",
         ),
         *JOB.fields,
     ),
@@ -110,6 +123,8 @@ class _PipelineFileReader:
         self.problems: list[Problem] = []
         self.given: list[set[str]] = []
         """Keys of each stage in the file; a missing key is reported once, not also as an invalid value."""
+        self.defaults: dict[str, Any] = {}
+        """Valid values for stages without their own."""
 
     def file(self) -> ParsedPipelineFile:
         top = self._mapping((), self.document.data, PIPELINE_FILE, EXAMPLE_FILE)
@@ -117,6 +132,8 @@ class _PipelineFileReader:
         if not isinstance(entries, list | tuple):
             self._report(("stages",), WrongValue(entries, "a list", instead=(EXAMPLE_FILE["stages"],)))
             entries = ()
+        if "defaults" in top:
+            self.defaults = self._defaults(("defaults",), top["defaults"])
         stages = [self._stage(("stages", number), entry) for number, entry in enumerate(entries)]
         name = top.get("name", "pipeline")
         formless = not stages and bool(self.problems)
@@ -133,14 +150,26 @@ class _PipelineFileReader:
 
     def _stage(self, path: KeyPath, entry: object) -> Stage:
         known = self._mapping(path, entry, STAGE, EXAMPLE_STAGE)
-        self.given.append(set(known))
-        values = {"name": None, "run": None, **known}
+        self.given.append({*known, *self.defaults})
+        name = known.get("name")
+        called = f"stage {name!r}" if isinstance(name, str) else dotted_path("", path)
+        return Stage(**{"name": None, "run": None, **self.defaults, **self._objects(path, known, called)})
+
+    def _defaults(self, path: KeyPath, entry: object) -> dict[str, Any]:
+        values = self._objects(path, self._mapping(path, entry, DEFAULTS, EXAMPLE_DEFAULTS), "defaults")
+        for field_name, problem in default_problems(values):
+            self._add((*path, field_name), problem)
+            values.pop(field_name, None)
+        return values
+
+    def _objects(self, path: KeyPath, known: Mapping[str, Any], called: str) -> dict[str, Any]:
+        """The values of a stage, with objects for mappings."""
+        values = dict(known)
         if "resources" in values:
-            called = f"stage {values['name']!r}" if isinstance(values["name"], str) else dotted_path("", path)
             values["resources"] = self._resources((*path, "resources"), values["resources"], called)
         if isinstance(values.get("on_error"), Mapping):
             values["on_error"] = self._retry((*path, "on_error"), values["on_error"])
-        return Stage(**values)
+        return values
 
     def _retry(self, path: KeyPath, entry: Mapping[Any, Any]) -> object:
         """The `dt.Retry` of `on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}`."""
@@ -170,9 +199,12 @@ class _PipelineFileReader:
             return {}
         for mistake in record.key_mistakes(data):
             problem = file_problem(mistake, path)
+            place = self.document.place((*path, *mistake.path))
             if isinstance(mistake, UnknownKey):
                 problem = _with_hint(problem, mistake, record)
-            self.problems.append(replace(problem, place=self.document.place((*path, *mistake.path))))
+                if place.startswith(OPTION):
+                    problem = replace(problem, fixes=_spelled_as_option(place, problem, mistake))
+            self.problems.append(replace(problem, place=place))
         return {key: data[key] for key in record.names if key in data}
 
     def _report(self, path: KeyPath, mistake: WrongValue) -> None:
@@ -191,8 +223,21 @@ class _PipelineFileReader:
         return True
 
     def _add(self, path: KeyPath, problem: Problem) -> None:
-        fixes = (YAML.assignment("stages", [EXAMPLE_STAGE]),) if problem.code == "DT030" else YAML.fixes(problem)
-        self.problems.append(replace(problem, fixes=fixes, place=self.document.place(path)))
+        place = self.document.place(path)
+        fixes = YAML.fixes(problem)
+        if problem.code == "DT030":
+            fixes = (YAML.assignment("stages", [EXAMPLE_STAGE]),)
+        elif place.startswith(OPTION) and (stage := self._stage_name(path)):
+            fixes = OptionSurface().fixes(replace(problem, subject=Subject("stage", stage)))
+        self.problems.append(replace(problem, fixes=fixes, place=place))
+
+    def _stage_name(self, path: KeyPath) -> str:
+        """The name of the stage that a path is in; empty: in none, or it has no valid name."""
+        match path:
+            case ("stages", int(number), *_):
+                name = self.document.data["stages"][number].get("name")
+                return name if isinstance(name, str) else ""
+        return ""
 
 
 def _with_hint(problem: Problem, mistake: UnknownKey, record: Record) -> Problem:
@@ -206,6 +251,15 @@ def _with_hint(problem: Problem, mistake: UnknownKey, record: Record) -> Problem
         message = f"unknown key {word!r}: it belongs to the stage"
         return replace(problem, message=message, fixes=(f"move {word!r} out of 'resources', beside it",))
     return problem
+
+
+def _spelled_as_option(place: str, problem: Problem, mistake: UnknownKey) -> tuple[Fix, ...]:
+    """The fix of an unknown key of the option `--set`, as that option."""
+    near = nearest_word(str(mistake.path[-1]), mistake.known)
+    path, _, value = place.removeprefix(OPTION).partition("=")
+    if near is None or not path.endswith(f".{mistake.path[-1]}"):
+        return problem.fixes
+    return (set_option(f"{path.rpartition('.')[0]}.{near}", value),)
 
 
 def pipeline_to_data(stages: Sequence[Stage], name: str) -> tuple[dict[str, Any], list[Problem]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
@@ -74,12 +74,24 @@ class Stage:
     recycle: int | str | None = None
     """Replace a worker after this number of batches, or at this age ("1h")."""
 
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        stage = super().__new__(cls)
+        given = frozenset(named) | frozenset(item.name for item in fields(cls)[: len(arguments)])
+        object.__setattr__(stage, "_given", given)
+        return stage
+
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
             plain = _plain(value)
             if plain is not value:
                 object.__setattr__(self, item.name, plain)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Stage:
+        """The same stage with these values for the fields that it was not given."""
+        given: frozenset[str] = getattr(self, "_given", frozenset())
+        missing = {name: value for name, value in defaults.items() if name not in given}
+        return replace(self, **missing) if missing else self
 
     def __hash__(self) -> int:
         return hash((Stage, self.name))

@@ -12,6 +12,7 @@ from dovetail.documents.fields import (
     Field,
     Mistake,
     Noted,
+    Record,
     Type,
     WrongValue,
     flag,
@@ -235,3 +236,29 @@ STAGE = record_of(
         Field("recycle", RECYCLE, "Replace a worker after this number of batches, or at an age such as 1h."),
     ),
 )
+
+DEFAULT_NAMES = (
+    "resources",
+    "batch_size",
+    "slots",
+    "retries",
+    "on_error",
+    "timeout",
+    "setup_timeout",
+    "env",
+    "runtime_env",
+    "recycle",
+)
+"""Fields of a stage for which a pipeline can have a default; the others are about one stage."""
+DEFAULTS = Record(
+    "Defaults",
+    "Values of all stages that do not have their own. A value of a stage replaces the default as a whole: `env` and "
+    "`resources` are not merged.",
+    tuple(replace(STAGE.by_name[name], default=UNSET) for name in DEFAULT_NAMES),
+)
+
+
+def default_problems(defaults: Mapping[str, object]) -> list[tuple[str, Problem]]:
+    """(field, problem) for every invalid value in the defaults of a pipeline."""
+    mistakes = DEFAULTS.value_mistakes(defaults)
+    return [(name, setting_problem(name, mistake, "DT034", "defaults")) for name, mistake in mistakes]

@@ -24,6 +24,7 @@ from dovetail.recipes.file_keys import STDIN_SOURCE, value_or_default
 from dovetail.recipes.recipe import recipe_run_spec
 from dovetail.recipes.recipe_plan import explain_infeasible, plan_notes
 from dovetail.resources.cluster import Cluster
+from dovetail.runtime.place import LOCAL_ENGINE, configured_place, described_cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,13 +139,15 @@ def start_recipe(
     recipe: Recipe,
     *,
     engine: str | None = None,
-    cluster: Cluster | str = "auto",
+    cluster: Cluster | str | None = None,
     resume: str | Path | None = None,
     retry_errors: str | Path | None = None,
     run_dir: str | Path | None = None,
     **arguments: Any,
 ) -> Run:
-    """Check and start a recipe; arguments as in `dt.run`."""
+    """Check and start a recipe; arguments as in `dt.run`. An engine of the recipe wins over a configured one."""
+    own = recipe.engine if recipe.engine != LOCAL_ENGINE else None
+    engine, cluster = configured_place(engine or own, cluster)
     prepared = prepare_run(recipe, engine=engine, resume=resume, retry_errors=retry_errors, run_dir=run_dir)
     return prepared.start(cluster, **{"what": "dt.Recipe.run", **arguments})
 
@@ -152,7 +155,7 @@ def start_recipe(
 def _target_cluster(engine: str, cluster: Cluster | str) -> Cluster:
     """The cluster that the run will have. A private Ray is not started for this."""
     if not is_ray_engine(engine):
-        return Cluster.of(cluster)
+        return described_cluster(cluster)
     address = RayAddress.parse(engine)
     if address.kind is AddressKind.PRIVATE:
         from dovetail.engines.ray.local_cluster import expected_cluster

@@ -6,6 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from dovetail.documents.configuration import at_origin
 from dovetail.engines.ray.address import FORMS, RayAddress, is_ray_engine
 from dovetail.errors import (
     UNSET,
@@ -123,7 +124,7 @@ def engine_errors(engine: object) -> Iterator[Problem]:
         try:
             RayAddress.parse(engine)
         except ConfigError as error:
-            yield from error.problems
+            yield from at_origin(error, engine).problems
     elif engine != "local":
         hint = did_you_mean(str(engine), ENGINES)
         fixes: tuple[Fix, ...] = (

@@ -11,6 +11,7 @@ from dovetail.control.commands import Deliver
 from dovetail.control.lifecycle import RunState
 from dovetail.data.interfaces import SourceAndSink
 from dovetail.data.iterator_sink import IteratorSink
+from dovetail.documents.configuration import QUIET, VERBOSE, ConfiguredText, configured
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.pipeline.error_policy import parse_max_errors
 from dovetail.pipeline.pipeline import Pipeline
@@ -26,6 +27,7 @@ from dovetail.runtime.assembly import (
 )
 from dovetail.runtime.inputs import PreloadedInput, open_input
 from dovetail.runtime.outputs import attach_writers, check_sinks_apart_from_source, open_sinks, parse_sinks
+from dovetail.runtime.place import THIS_MACHINE, configured_place, described_cluster
 from dovetail.runtime.run_handle import NOT_STARTED_CODES, Run
 from dovetail.runtime.sites import open_site
 from dovetail.streaming.settings import StreamOptions, unit_specs
@@ -66,7 +68,7 @@ def run(
     pipeline: Pipeline | Startable,
     source: Any = (),
     engine: str | None = None,
-    cluster: Cluster | str = "auto",
+    cluster: Cluster | str | None = None,
     mode: str | None = None,
     *,
     plan: Plan | None = None,
@@ -109,8 +111,9 @@ def run(
     releases workers when more runs arrive. Workers on Ray receive selected environment variables of this program
     (PYTHONPATH, HF_*, AWS_*, ...); `env_from=["MY_TOKEN"]` adds others. Local workers inherit all of them.
 
-    `cluster` limits what a local run may use (default: this machine). `max_errors` is the number of failed items above
-    which the run fails. `progress` shows progress (default: if stderr is a terminal), `verbose` the output of workers.
+    `cluster` limits what a local run may use (default: this machine, "auto"). `max_errors` is the number of failed
+    items above which the run fails. `progress` shows progress (default: if stderr is a terminal), `verbose` the output
+    of workers. The environment and the project file can have other defaults of these and of `engine`.
     `record=True` records the controller's input for `dovetail replay`. If other runs hold the resources that the run
     needs, it waits for them; with `wait=False` it raises InfeasibleError. `pin_cpus` binds each worker to its own CPUs.
     `profiles=False` plans without measurements of earlier runs. `what` and `more` are stored in run.json.
@@ -119,6 +122,9 @@ def run(
     Instead of a pipeline, `dt.run` takes a recipe (`dt.Recipe.load`). Source, sink, engine, mode, ordered and
     max_errors are then those of the recipe, unless given here.
     """
+    verbosity = configured("verbosity")
+    verbose = verbose or verbosity == VERBOSE
+    progress = False if progress is None and verbosity == QUIET else progress
     if not isinstance(pipeline, Pipeline) and isinstance(pipeline, Startable):
         own = {"source": source or None, "engine": engine, "mode": mode, "ordered": ordered, "sink": sink}
         own |= {"max_errors": max_errors}
@@ -143,7 +149,10 @@ def run(
             more=more,
             **{name: value for name, value in own.items() if value is not None},
         )
-    engine, mode, ordered = engine or "local", mode or "auto", False if ordered is None else ordered
+    engine, cluster = configured_place(engine, cluster)
+    if isinstance(cluster, ConfiguredText) and cluster != THIS_MACHINE:
+        cluster = described_cluster(cluster)
+    mode, ordered = mode or "auto", False if ordered is None else ordered
     flags = {"ordered": ordered, "record": record, "verbose": verbose, "wait": wait, "pin_cpus": pin_cpus}
     flags |= {"force_resume": force_resume, "profiles": profiles}
     check_arguments(pipeline, source, engine, plan, options, max_errors, limit, run_dir, flags, share, env_from)

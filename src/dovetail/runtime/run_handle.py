@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dovetail.control.events import CancelRun, Drain, FailureCause
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.iterator_sink import SIGNAL_CHECK_S
-from dovetail.errors import Change, ConfigError, DovetailError, EngineError, Fix, Problem, RunError
+from dovetail.errors import Change, ConfigError, DovetailError, EngineError, Fix, Problem, RunError, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -360,14 +360,17 @@ def _run_problem(failure: RunFailure, summary: RunSummary | None, folder: Path) 
     from dovetail.observe.run_folder import run_reference  # late: most runs end well
 
     fixes: tuple[Fix, ...] = (f"dovetail status {run_reference(folder)}",)
+    subject: Subject | None = None
     if failure.cause is FailureCause.ERROR_LIMIT:
         fixes += (Change({"max_errors": None}, note="no limit; run.errors has the failed items"),)
     elif failure.cause is FailureCause.ITEM:
         fixes += (Change({"on_error": "skip"}, note="record failing items and continue"),)
+        stages = failure.items[0].stage or failure.items[0].unit if failure.items else ""
+        subject = Subject("stage", stages, tuple(stages.split("+"))) if stages else None
     hint = _resume_hint(folder)
     if hint:
         fixes += (f"correct the error and resume: {hint}",)
-    return Problem("DT330", failure.error or "the run failed", evidence, fixes, place=place)
+    return Problem("DT330", failure.error or "the run failed", evidence, fixes, place, subject)
 
 
 def _failed_item(folder: Path, count: int) -> tuple[str, tuple[str, ...]]:

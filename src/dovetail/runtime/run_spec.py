@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.documents.parser import read_document
 from dovetail.errors import ConfigError, DovetailError, PipelineError, Problem, did_you_mean, nearest_word, short_repr
 from dovetail.pipeline import pipeline_file
-from dovetail.pipeline.overrides import Override, apply_overrides, parse_override
+from dovetail.pipeline.overrides import Override, apply_overrides, parse_overrides
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.source_sink import SOURCE_AND_SINK
 
@@ -136,8 +136,8 @@ def _changes(
     problems: list[Problem] = []
     for text in sets:
         try:
-            change = parse_override(text, document.data)
-            found.append(replace(change, value=_absolute_set_value(change, folder)))
+            changes = parse_overrides(text, document.data)
+            found += [replace(change, value=_absolute_set_value(change, folder)) for change in changes]
         except ConfigError as error:
             problems += error.problems
     for key, path in (("source", source), ("sink", sink)):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def retry_whole_input(failed: Suspect, retries: int) -> list[Suspect]:
     """Retry for a barrier, which always gets its whole input; empty: the items fail."""
     charged = failed.failed_attempts + 1
-    return [replace(failed, failed_attempts=charged)] if charged < retries else []
+    return [replace(failed, failed_attempts=charged)] if charged <= retries else []
 
 
 def retry_after_failure(failed: Suspect, retries: int) -> list[Suspect]:
@@ -38,9 +38,9 @@ def retry_after_failure(failed: Suspect, retries: int) -> list[Suspect]:
     if failed.items > failed.batch_size:  # a message of several calls: it is unknown which one failed
         return _split_in_half(replace(failed, halved_batch=None), failed.batch_size)
     charged = failed.failed_attempts + 1
-    if not retries or (failed.items == 1 and charged >= retries):
+    if charged > retries:
         return []
-    batch_size = 1 if charged >= retries - 1 else failed.items
+    batch_size = 1 if charged == retries else failed.items
     return [replace(failed, failed_attempts=charged, batch_size=batch_size, halved_batch=None)]
 
 
@@ -48,7 +48,7 @@ def retry_after_unlocated_death(failed: Suspect, retries: int) -> list[Suspect]:
     """Retry for items of a worker that died in an unknown call; empty: the items fail."""
     if failed.items == 1 or (not retries and failed.items <= failed.batch_size):
         return retry_after_failure(failed, retries)
-    charged = min(failed.failed_attempts + 1, max(0, retries - 1))
+    charged = min(failed.failed_attempts + 1, retries)
     return _split_in_half(
         replace(failed, failed_attempts=charged, halved_batch=None), min(failed.batch_size, (failed.items + 1) // 2)
     )
@@ -57,7 +57,7 @@ def retry_after_unlocated_death(failed: Suspect, retries: int) -> list[Suspect]:
 def retry_after_out_of_memory(failed: Suspect, retries: int) -> list[Suspect]:
     """Retry in smaller batches without charging the items; a single item that does not fit is charged."""
     if failed.items == 1:
-        return retry_after_failure(failed, max(1, retries))
+        return retry_after_failure(failed, retries)
     half = (failed.items + 1) // 2
     if failed.items > failed.batch_size:
         return _split_in_half(failed, failed.batch_size)
@@ -189,7 +189,7 @@ class FailureHandler:
         worker already retried it if the unit is configured so."""
         retries = unit.spec.retries
         if raised and unit.spec.retries_in_worker:
-            retries = min(retries, 1)  # only to try the items of the batch one by one
+            retries = min(retries, 1) if suspect.items > 1 else 0  # only to try the items of a batch one by one
         unit.count_retry()
         if unit.spec.barrier:
             again = retry_whole_input(suspect, retries)
