@@ -14,7 +14,9 @@ from dovetail.control.lifecycle import RunState
 from dovetail.control.payload import Segment
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, OutOfMemory
+from dovetail.streaming.dispatch import _dispatch_suspects
 from dovetail.streaming.settings import StreamOptions
+from dovetail.streaming.worker_pool import Suspect
 from streaming.harness import ManualStream, Rig, numbers, of_kind, simulate_stages, stage
 
 if TYPE_CHECKING:
@@ -56,6 +58,19 @@ def test_halving_does_not_count_as_an_attempt(how: How) -> None:
         [stage("a", batch_size=16, retries=2, on_error="skip")], {"a": Behaviour(0.1, memory_items=1, oom=how)}, 64
     )
     assert rig.out("a") == numbers(64)
+
+
+@pytest.mark.parametrize(("memory_bytes", "reserved"), [(0, True), (GB, True), (4 * GB, False)])
+def test_only_a_worker_that_is_large_enough_is_reserved_for_an_item(memory_bytes: int, reserved: bool) -> None:
+    manual = ManualStream.of([one_gb(workers=1, batch_size=1)])
+    manual.begin()
+    unit = manual.stream.state.units[0]
+    unit.pool.set_max_messages(2)
+    (message,) = of_kind(manual.items(1), RunBatches)
+    epoch = next(iter(manual.stream.state.epochs.values()))
+    unit.add_suspects([Suspect(epoch, message.parts, 1, 1, 1, memory_bytes=memory_bytes)])
+    _dispatch_suspects(manual.stream.state, unit)
+    assert (unit.quarantine_worker is not None) == reserved
 
 
 def large_one(key: Key, _attempt: int) -> ItemOutcome:

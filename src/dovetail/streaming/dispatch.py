@@ -16,6 +16,8 @@ from dovetail.pipeline.durations import interruption_grace_s
 from dovetail.streaming.worker_pool import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dovetail.control.payload import SegmentSlice
     from dovetail.streaming.epochs import Epoch
     from dovetail.streaming.state import StreamState, UnitState
@@ -140,13 +142,11 @@ def _time_limit_s(unit: UnitState, timeout_s: float, items: int, batch_size: int
 
 def _dispatch_suspects(state: StreamState, unit: UnitState) -> None:
     """Send each suspect to an idle worker, alone. If none is idle, one worker gets no further messages until it is."""
-    pool = unit.pool
     for _ in range(len(unit.suspects)):
         suspect = unit.suspects[0]
         worker = _idle_worker_for(unit, suspect)
         if worker is None:
-            busy = pool.least_loaded("")
-            if busy is not None and unit.quarantine_worker is None and busy.messages:
+            if unit.quarantine_worker is None and (busy := _busy_worker_for(unit, suspect)) is not None:
                 unit.quarantine(busy)
             if suspect.memory_bytes:
                 unit.rotate_suspects()  # other suspects need not wait for the larger worker
@@ -160,10 +160,25 @@ def _dispatch_suspects(state: StreamState, unit: UnitState) -> None:
 def _idle_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
     if not suspect.memory_bytes:
         return unit.pool.find_idle()
-    for on_node in unit.pool.by_load[0].values():
-        for worker in on_node.values():
-            if worker.seats[0].memory_bytes >= suspect.memory_bytes:
-                return worker
+    return _large_worker(unit.pool.by_load[:1], suspect)
+
+
+def _busy_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
+    """The worker with the fewest messages that has the memory that the suspect needs."""
+    pool = unit.pool
+    if suspect.memory_bytes:
+        return _large_worker(pool.by_load[1 : pool.max_messages], suspect)
+    worker = pool.least_loaded("")
+    return worker if worker is not None and worker.messages else None
+
+
+def _large_worker(by_load: Iterable[dict[str, dict[int, Worker]]], suspect: Suspect) -> Worker | None:
+    """The first worker with the memory that the suspect needs."""
+    for by_node in by_load:
+        for on_node in by_node.values():
+            for worker in on_node.values():
+                if worker.seats[0].memory_bytes >= suspect.memory_bytes:
+                    return worker
     return None
 
 
