@@ -88,7 +88,7 @@ def dry_run(
             else read_plan(plan_file, job.pipeline, on.cluster, again)
         )
     except dt.InfeasibleError as error:
-        raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray) from None
+        raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray, is_real=True) from None
     sinks = sink_names(job.sink) or ["a function" if job.sink else "stdout, one JSON value per line"]
     if as_json:
         about = {**(sample.to_dict() if sample else {}), "sinks": sinks, "notes": list(plan.notes[1:])}
@@ -136,7 +136,10 @@ def _sink_errors(sink: tuple[str, bool]) -> Iterator[dt.Problem]:
     with suppress(OSError):
         if must_be_new and path.exists():
             yield dt.Problem(
-                "DT025", "file exists, and the sink has exists: fail", fixes=("exists: replace",), place=str(path)
+                "DT025",
+                "file exists, and the sink has exists: fail",
+                fixes=("--set sink.exists=replace",),
+                place=str(path),
             )
         if path.is_dir() and path.suffix != ".lance":
             yield dt.Problem("DT025", "is a folder, not a file", fixes=(fix,), place=str(path))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.documents import read_document
+from dovetail.errors import AddNodes
 from dovetail.pipeline.option_surface import OptionSurface
 
 if TYPE_CHECKING:
@@ -16,10 +17,14 @@ if TYPE_CHECKING:
     from dovetail.resources.cluster import Cluster
 
 
-def error_for_file(error: DovetailError, file: str, cluster: Cluster, *, on_ray: bool = False) -> DovetailError:
-    """The same error with the lines of a pipeline file, and with fixes as options of the command line."""
+def error_for_file(
+    error: DovetailError, file: str, cluster: Cluster, *, on_ray: bool = False, is_real: bool = False
+) -> DovetailError:
+    """The same error with the lines of a pipeline file, and with fixes as options of the command line. `is_real`: the
+    command runs the pipeline, so that it cannot have nodes that do not exist."""
     document = read_document(file)
-    surface = OptionSurface(None if on_ray else cluster)
+    nodes = dict.fromkeys(fix for problem in error.problems for fix in problem.fixes if isinstance(fix, AddNodes))
+    surface = OptionSurface(None if on_ray else cluster, tuple(nodes), is_real=is_real)
     return type(error)(
         replace(surface.problem(problem), place=problem.place or _stage_place(problem, document))
         for problem in error.problems

@@ -315,7 +315,7 @@ def _start(job: RunSpec, asked: RunArguments, how: RunOptions, prepared: RecipeS
             **arguments,
         )
     except dt.InfeasibleError as error:
-        raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray) from None
+        raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray, is_real=True) from None
 
 
 def _plan_command(asked: RunArguments, out: str, engine: str = LOCAL) -> str:

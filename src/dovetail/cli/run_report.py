@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,9 +17,10 @@ import click
 from dovetail.cli.json_values import json_default
 from dovetail.cli.run_spec_loader import recipe_of
 from dovetail.errors import DovetailError, Problem, RunError, short_repr
-from dovetail.observe.run_folder import run_reference
+from dovetail.observe.run_folder import RunFolder, run_reference
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.runtime.failed_item_retry import has_retryable_items
 
 if TYPE_CHECKING:
     import dovetail as dt
@@ -166,6 +168,7 @@ def resume_lines(summary: RunSummary, *, has_sink: bool) -> list[str]:
         lines.append(f"resume      dovetail run --resume {run}")
         if not has_sink:
             lines = ["resume      not possible: results went to stdout; use --sink out.jsonl to make a run resumable"]
-    if summary.failed and has_sink and summary.status == "finished":
+    failed = summary.failed and has_sink and summary.status == "finished"
+    if failed and has_retryable_items(RunFolder(Path(summary.folder)).errors):
         lines.append(f"retry       dovetail run --retry-errors {run}   # process only the failed items")
     return lines

@@ -50,12 +50,18 @@ def fit_to_cluster(job: RunSpec, cluster: Cluster) -> RunSpec:
 
 
 def infeasible_error_for_file(
-    error: DovetailError, job: RunSpec, cluster: Cluster, mode: str | None, *, on_ray: bool = False
+    error: DovetailError,
+    job: RunSpec,
+    cluster: Cluster,
+    mode: str | None,
+    *,
+    on_ray: bool = False,
+    is_real: bool = False,
 ) -> DovetailError:
-    """The planning error with the lines of the file."""
+    """The planning error with the lines of the file; `is_real`: of a run, not of a plan or simulation."""
     recipe = recipe_of(job)
     if recipe is not None and isinstance(error, InfeasibleError):
         from dovetail.recipes.recipe_plan import explain_infeasible
 
         return explain_infeasible(recipe, cluster, mode, error)
-    return error_for_file(error, job.document.name, cluster, on_ray=on_ray)
+    return error_for_file(error, job.document.name, cluster, on_ray=on_ray, is_real=is_real)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING
 
 from dovetail.documents.yaml_surface import yaml_literal
 from dovetail.errors import UNSET, Expression, Surface, with_note
 from dovetail.pipeline.stage import Stage
 from dovetail.resources.resources import Resources
+from dovetail.resources.sizes import format_size_below, parse_size
 
 if TYPE_CHECKING:
     from dovetail.errors import AddNodes, Change, Given, Subject
@@ -25,10 +26,16 @@ class OptionSurface(Surface):
     """Fixes as options: `--set stages.caption.resources.gpus=1`, `--mode waves`, `--cluster "..."`.
 
     `cluster` is the one that --cluster describes; None if the cluster belongs to Ray and no option describes it.
+    `nodes` are all nodes that the problems of an error add: an option can be given only once, so that every fix with
+    --cluster adds all of them. A real run on this machine (`is_real`) cannot have more nodes.
     """
 
-    def __init__(self, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster | None = None, nodes: tuple[AddNodes, ...] = (), *, is_real: bool = False
+    ) -> None:
         self.cluster = cluster
+        self.nodes = nodes
+        self.is_real = is_real
 
     def change(self, fix: Change, subject: Subject | None) -> str:
         stages = [one for one in fix.subjects or ((subject,) if subject is not None else ()) if one.kind == "stage"]
@@ -67,7 +74,16 @@ class OptionSurface(Surface):
     def add_nodes(self, fix: AddNodes) -> str:
         if self.cluster is None:
             return f"add {fix.count} x {fix.node} to the Ray cluster"
-        return f'--cluster "{self.cluster.spec()} + {fix.count}x{fix.node}"'
+        if self.is_real:
+            return f"--engine ray:HOST:PORT  # a Ray cluster that has {fix.count}x{fix.node}"
+        added = " + ".join(f"{one.count}x{one.node}" for one in self.nodes or (fix,))
+        return f'--cluster "{_short_spec(self.cluster)} + {added}"'
+
+
+def _short_spec(cluster: Cluster) -> str:
+    """The spec with sizes of this machine rounded down, such as 23.5GB."""
+    nodes = (replace(node, memory_bytes=parse_size(format_size_below(node.memory_bytes))) for node in cluster.nodes)
+    return replace(cluster, nodes=tuple(nodes)).spec()
 
 
 def shell_literal(value: object) -> str:

@@ -74,6 +74,22 @@ def format_exact_size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
+SHORT_SIZE_CHARS = 7
+"""Longest exact size that is shown as it is."""
+
+
+def format_size_below(size_bytes: int) -> str:
+    """A short text of this size or, if its exact text is long, of the next smaller tenth of a unit."""
+    exact = format_exact_size(size_bytes)
+    if len(exact) <= SHORT_SIZE_CHARS:
+        return exact
+    for unit, power in (("PB", 5), ("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):
+        tenths = size_bytes * 10 // 1024**power
+        if tenths >= 10:
+            return f"{_format_decimal(tenths * 100)}{unit}"
+    return exact
+
+
 def format_size(size_bytes: int) -> str:
     """A size with three digits, for display."""
     for unit, power in (("PB", 5), ("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):

@@ -15,7 +15,7 @@ from dovetail.observe.run_folder import find_run, read_json_object, run_referenc
 from dovetail.runtime.run_lock import check_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dovetail.control.payload import Segment
     from dovetail.data.commit_log import CommitLogContents
@@ -25,6 +25,31 @@ if TYPE_CHECKING:
 
 BAD_ROW = "BadRow"
 ITEMS_PER_SEGMENT = 64
+
+
+def has_retryable_items(errors: Path) -> bool:
+    """Whether errors.jsonl of a run has an item that a retry can process: rows that cannot be parsed are none."""
+    return any(
+        ("item" in line or "item_pickle" in line) and not _is_bad_row(line) for line in _read_error_lines(errors)
+    )
+
+
+def _is_bad_row(line: Mapping[str, Any]) -> bool:
+    return line.get("error") == BAD_ROW and "place" in line
+
+
+def _read_error_lines(errors: Path) -> list[dict[str, Any]]:
+    try:
+        text = errors.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue  # incomplete line
+    return [line for line in found if isinstance(line, dict)]
 
 
 class FailedItemRetry:
@@ -46,7 +71,7 @@ class FailedItemRetry:
             raise ConfigError(Problem("DT388", message, fixes=fixes))
         if not self.items:
             why = self.notes or ["no item failed"]
-            fixes = (f"dovetail status {run_reference(self.folder.path)}",)
+            fixes = (f"dovetail errors {run_reference(self.folder.path)}",)
             message = f"run {self.folder.id} has no failed items to retry"
             raise ConfigError(Problem("DT388", message, tuple(why), fixes))
 
@@ -87,13 +112,13 @@ class FailedItemRetry:
         found: list[tuple[str, tuple[int, ...], Any]] = []
         bad = 0
         unreadable: list[str] = []
-        for line in reversed(self._error_lines()):  # the last entries belong to the committed attempt
+        for line in reversed(_read_error_lines(self.folder.errors)):  # the last entries belong to the committed attempt
             unit, key = str(line.get("unit")), tuple(line.get("key") or ())
             if self._commits.header and not left[unit, key]:
                 continue
             kept = "item" in line or "item_pickle" in line
             left[unit, key] -= kept or "place" in line
-            if line.get("error") == BAD_ROW and "place" in line:
+            if _is_bad_row(line):
                 bad += 1
             elif "item" in line:
                 found.append((unit, key, line["item"]))
@@ -114,19 +139,6 @@ class FailedItemRetry:
             self.notes.append(f"{len(unreadable)} items cannot be unpickled: {unreadable[0]}")
         if lost:
             self.notes.append(f"{lost} items were not stored: too large, or not picklable")
-
-    def _error_lines(self) -> list[dict[str, Any]]:
-        try:
-            text = self.folder.errors.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return []
-        found = []
-        for line in text.splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue  # incomplete line
-        return [line for line in found if isinstance(line, dict)]
 
     def segments(self, engine: RunEngine, units: Sequence[UnitSpec]) -> dict[str, list[Segment]]:
         """Input of each unit."""

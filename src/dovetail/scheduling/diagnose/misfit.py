@@ -12,7 +12,7 @@ from dovetail.resources.free_resources import WHOLE_CARD_MILLI
 from dovetail.resources.gpu_models import KNOWN_CARDS, card_model, model_name, models_with_memory
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.shape import ShapeKind
-from dovetail.resources.sizes import format_exact_size, format_milli, format_size, from_milli
+from dovetail.resources.sizes import format_milli, format_size, format_size_below, from_milli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,7 +202,7 @@ def _combined_changes(shape: Shape, states: set[FreeResources]) -> list[Change]:
             values["cpus"] = from_milli(changed.cpu_milli)
         if changed.memory_bytes != shape.memory_bytes:
             left = changed.memory_bytes
-            values["memory"] = format_exact_size(left) if left else UNSET
+            values["memory"] = format_size_below(left) if left else UNSET
         if changed.cards >= min(1, shape.cards) and _is_not_empty(changed) and Fit(changed.rank).assignments(free):
             found.append((len(values), -changed.cards, -changed.cpu_milli, values))
     return [Change(min(found, key=lambda one: (one[:-1], str(one[-1])))[-1])] if found else []
@@ -220,7 +220,7 @@ def _host_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Sh
     if shape.memory_bytes:
         memory = most(replace(shape, memory_bytes=0), {free: free.memory_bytes for free in states})
         if 0 < memory < shape.memory_bytes:
-            yield replace(shape, memory_bytes=memory), {"memory": format_exact_size(memory)}
+            yield replace(shape, memory_bytes=memory), {"memory": format_size_below(memory)}
         elif not memory:
             yield replace(shape, memory_bytes=0), {"memory": UNSET}
     for name, amount in shape.custom:
@@ -247,7 +247,7 @@ def _card_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Sh
     if shape.gpu_memory_bytes:
         for size in sorted({card.memory_bytes for card in frees}, reverse=True):
             if 0 < size < shape.gpu_memory_bytes:
-                yield replace(shape, gpu_memory_bytes=size), {"gpu_memory": format_exact_size(size)}
+                yield replace(shape, gpu_memory_bytes=size), {"gpu_memory": format_size_below(size)}
                 break
         if shape.kind is ShapeKind.FRACTIONAL_GPU and not shape.gpu_milli:
             whole = replace(shape, kind=ShapeKind.WHOLE_NUMBERED_GPU, gpu_milli=WHOLE_CARD_MILLI, gpu_memory_bytes=0)
