@@ -199,8 +199,8 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     (
         "DT332",
         2,
-        "The source is neither iterable nor a file or table.",
-        "Pass an iterable of items, a path or a pattern.",
+        "The source is neither iterable nor a file or table, or a generator that was already used.",
+        "Pass an iterable of items, a path or a pattern; call a generator function again for every run.",
     ),
     (
         "DT333",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -40,10 +41,12 @@ from dovetail.cli.saved_arguments import (
 )
 from dovetail.cli.saved_plan import read_plan
 from dovetail.documents.configuration import QUIET, VERBOSE, configured
+from dovetail.documents.yaml_surface import yaml_literal
 from dovetail.engines.ray.address import is_ray_engine
+from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.arguments import check_share
 from dovetail.runtime.place import configured_place, described_cluster
-from dovetail.runtime.run_spec import add_import_path, missing_code
+from dovetail.runtime.run_spec import add_import_path, data_beside, missing_code
 
 if TYPE_CHECKING:
     from dovetail.recipes.runner import RecipeStart
@@ -214,7 +217,9 @@ def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
     problems = engine_conflicts(how.engine, asked.cluster, can_simulate=True)
     problems += [] if how.dry_run else missing_code(job)
     if job.source is None and not how.retry_errors and recipe_of(job) is None:
-        fixes = ("source: data/*.jsonl", "--source data.jsonl")
+        found = data_beside(job.file)
+        typed = "data.jsonl" if found is None else os.path.relpath(job.file.with_name(found))
+        fixes = (f"source: {yaml_literal(found or 'data/*.jsonl')}", f"--source {shlex.quote(typed)}")
         problems.append(
             dt.Problem("DT364", "no source: add `source:` to the file or pass --source", fixes=fixes, place=asked.file)
         )
@@ -316,6 +321,8 @@ def _start(job: RunSpec, asked: RunArguments, how: RunOptions, prepared: RecipeS
         )
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray, is_real=True) from None
+    except dt.ConfigError as error:
+        raise OptionSurface().error(error) from None
 
 
 def _plan_command(asked: RunArguments, out: str, engine: str = LOCAL) -> str:

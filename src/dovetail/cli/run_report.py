@@ -59,7 +59,7 @@ def _json_line(item: object, encode: Any) -> bytes:
         return text.encode("utf-8", "surrogatepass") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         message = f"a result cannot be printed as JSON: {error}: {short_repr(item)}"
-        fixes = ("return plain values from the last stage", "--sink out.parquet, which supports more types")
+        fixes = ("return plain values (dict, list, str, int, float, bool, None) from the last stage",)
         raise RunError(Problem("DT369", message, fixes=fixes)) from None
 
 
@@ -146,7 +146,8 @@ def _wait_for_end(run: dt.Run) -> None:
 def _output_lines(summary: RunSummary, job: RunSpec) -> list[str]:
     names = sink_names(job.sink)
     if summary.status == "finished":
-        return [f"output      {name}" for name in names]
+        empty = [] if summary.read else ["source      no items: the source is empty; --source PATH reads another one"]
+        return [*empty, *(f"output      {name}" for name in names)]
     return [f"output      {name}: written when the run is complete; finished work is kept" for name in names]
 
 

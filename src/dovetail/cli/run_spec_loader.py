@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from dovetail.cli.fix_text import error_for_file
 from dovetail.documents import read_document
-from dovetail.errors import InfeasibleError
+from dovetail.errors import ConfigError, InfeasibleError
+from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.recipes import is_recipe
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ def load_run_spec(
     sink: str | None = None,
     folder: Path | None = None,
 ) -> RunSpec:
+    try:
+        return _load(file, sets, source, sink, folder)
+    except ConfigError as error:
+        raise OptionSurface().error(error) from None
+
+
+def _load(file: str, sets: Sequence[str], source: str | None, sink: str | None, folder: Path | None) -> RunSpec:
     if is_recipe(read_document(file).data):
         from dovetail.recipes.recipe import load_recipe_spec as load_recipe  # late: most files are pipelines
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.control.payload import SourceSinkError
-from dovetail.errors import ConfigError, Problem
+from dovetail.errors import ConfigError, Problem, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,9 @@ MISSING_PACKAGE = "DT343"
 SOURCE_CHANGED = "DT344"
 CANNOT_READ = "DT345"
 CONTENT_MISMATCH = "DT346"
+
+SOURCE_SUBJECT, SINK_SUBJECT = Subject("source", "source"), Subject("sink", "sink")
+"""What a setting such as `format` belongs to, for fixes."""
 
 MAX_PATHS_SHOWN = 10
 """Maximum number of files named in a message."""

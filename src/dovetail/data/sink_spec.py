@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dovetail.data.io_errors import SINK_SUBJECT
 from dovetail.data.writers.output_files import COMPRESSION_SUFFIXES, is_remote_sink, stem_and_suffix
-from dovetail.errors import ConfigError, Problem, Subject, did_you_mean, short_repr
+from dovetail.errors import Change, ConfigError, Problem, Subject, did_you_mean, short_repr
 from dovetail.resources.sizes import parse_size
 
 KINDS = ("jsonl", "csv", "tsv", "parquet", "lance")
@@ -143,8 +144,11 @@ def find_problems(spec: SinkSpec) -> list[Problem]:
             else "the file name has no known format suffix"
         )
         guess = did_you_mean(suffix[1:], list(SUFFIXES)) if suffix else ""
-        fix = f"end it with .jsonl, .csv, .tsv, .parquet or .lance, or set format: one of {', '.join(FORMATS)}"
-        found.append(_problem(f"{said}{guess}", fix, spec))
+        problem = _problem(f"{said}{guess}", "", spec)
+        evidence = (f"formats: {', '.join(FORMATS)}", f"known suffixes: {', '.join(f'.{name}' for name in SUFFIXES)}")
+        named = Change({"sink": f"{spec.path.removesuffix(suffix)}.jsonl"})
+        fixes = (named, *(Change({"format": form}, (SINK_SUBJECT,)) for form in ("jsonl", "csv", "parquet")))
+        found.append(replace(problem, evidence=evidence, fixes=fixes))
     else:
         found += _format_problems(spec, *spec.form)
     if spec.ordered not in (True, False):

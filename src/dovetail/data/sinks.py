@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dovetail.control.payload import SourceSinkError
-from dovetail.data.io_errors import results_missing, write_failed
+from dovetail.data.io_errors import SINK_SUBJECT, results_missing, write_failed
 from dovetail.data.sink_spec import SinkSpec, as_sink_spec, check_sink_spec, missing_packages, sink
 from dovetail.data.writers import output_files
 from dovetail.data.writers.output_files import RemoteStore, is_remote_sink
 from dovetail.data.writers.piece_merge import MergeJob, OldFile
 from dovetail.data.writers.worker_parts import PartReader, PartSyncer, sync_folder, which_pieces_exist
-from dovetail.errors import ConfigError, Problem
+from dovetail.errors import Change, ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -114,10 +114,10 @@ class FileSink:
         if not resumed and self._final is None:
             self._probe()
         if not resumed and self.spec.exists == "fail" and self._exists():
-            folder, slash, name = self.spec.path.rpartition("/")
-            stem, dot, suffix = name.partition(".")
-            other = f"{folder}{slash}{stem}-2{dot}{suffix}"
-            fixes = (f"choose another name, like {other}", "set `exists: replace` or `exists: append`")
+            fixes = (
+                Change({"sink": output_files.unused_name(self.spec.path)}),
+                *(Change({"exists": policy}, (SINK_SUBJECT,)) for policy in ("replace", "append")),
+            )
             raise ConfigError(Problem("DT352", "the file exists, and `exists` is `fail`", (), fixes, self.spec.path))
         try:
             self.parts.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.document import Document
-from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.errors import ConfigError, Problem, nearest_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,9 +35,10 @@ def read_document(path: str | Path) -> Document:
         with path.open("rb") as file:
             raw = file.read(SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError:
-        raise _config_error(
-            name, "no such file" + _similar_file_hint(path), "pass the path of an existing file"
-        ) from None
+        near = _similar_file(path)
+        hint = f" (did you mean {near!r}?)" if near is not None else ""
+        fix = "pass the path of an existing file" if near is None else str(path.with_name(near))
+        raise _config_error(name, f"no such file{hint}", fix) from None
     except IsADirectoryError:
         raise _config_error(name, "is a folder, not a file", "pass the path of a file in it") from None
     except (OSError, ValueError) as error:
@@ -331,8 +332,8 @@ def _config_error(place: str, message: str, fix: str) -> ConfigError:
     return ConfigError(Problem("DT010", message, fixes=(fix,), place=place))
 
 
-def _similar_file_hint(path: Path) -> str:
+def _similar_file(path: Path) -> str | None:
     try:
-        return did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
+        return nearest_word(path.name, [entry.name for entry in path.parent.iterdir()])
     except OSError:
-        return ""
+        return None

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from dovetail.documents.yaml_surface import yaml_literal
 from dovetail.errors import UNSET, Expression, Surface, with_note
+from dovetail.pipeline.overrides import set_option
+from dovetail.pipeline.source_sink import SOURCE_AND_SINK
 from dovetail.pipeline.stage import Stage
 from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import format_size_below, parse_size
@@ -38,12 +40,16 @@ class OptionSurface(Surface):
         self.is_real = is_real
 
     def change(self, fix: Change, subject: Subject | None) -> str:
-        stages = [one for one in fix.subjects or ((subject,) if subject is not None else ()) if one.kind == "stage"]
+        subjects = fix.subjects or ((subject,) if subject is not None else ())
+        stages = [one for one in subjects if one.kind == "stage"]
+        ends = [one.kind for one in subjects if one.kind in SOURCE_AND_SINK]
         typed: list[str] = []
         removed: list[str] = []
         for name, value in fix.values.items():
             if stages and name in STAGE_SETTINGS:
                 typed += [self.set_option(stage, name, value) for one in stages for stage in one.names]
+            elif ends:
+                typed += [set_option(f"{end}.{name}", yaml_literal(None if value is UNSET else value)) for end in ends]
             elif value is UNSET:
                 removed.append(self.name(name))
             else:
@@ -56,7 +62,7 @@ class OptionSurface(Surface):
     def set_option(self, stage: str, name: str, value: object) -> str:
         """`--set` for a setting of a stage; a setting that is removed gets its default value."""
         path = f"stages.{stage}.{'resources.' if name in RESOURCE_SETTINGS else ''}{name}"
-        return f"--set {shlex.quote(f'{path}={yaml_literal(_default(name) if value is UNSET else value)}')}"
+        return set_option(path, yaml_literal(_default(name) if value is UNSET else value))
 
     def option(self, name: str, value: object) -> str:
         """An option of the command."""

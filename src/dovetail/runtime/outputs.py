@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.interfaces import RunOutputs
-from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.errors import Change, ConfigError, Problem, did_you_mean, short_repr
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,13 +115,14 @@ def check_sinks_apart_from_source(want: SinkRequest, files: Collection[str]) -> 
     if not files or not want.files:
         return
     from dovetail.data.sinks import find_replaced_input
+    from dovetail.data.writers.output_files import unused_name
 
     problems = []
     for spec in want.files.values():
         found = find_replaced_input(spec, files)
         if found is not None:
             evidence = (f"the sink {spec.path} would replace {found}, which the run reads",)
-            fixes = ("choose another file name or folder for the sink",)
+            fixes = (Change({"sink": unused_name(spec.path)}),)
             problems.append(Problem("DT385", "the sink is a part of the source", evidence, fixes, spec.path))
     if problems:
         raise ConfigError(problems)

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import Deliver, FailedItem
 from dovetail.control.payload import Segment
 from dovetail.data.commit_log import CommitLogContents, read_commit_log
-from dovetail.errors import ConfigError, Problem
+from dovetail.errors import UNSET, Change, ConfigError, Problem
 from dovetail.observe.run_folder import find_run, read_json_object, run_reference, write_atomically
 from dovetail.runtime.run_lock import RunLock, check_owner
 from dovetail.scheduling.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from dovetail.data.commit_log import CommitEntry
     from dovetail.data.interfaces import RunOutputs
+    from dovetail.errors import Fix
     from dovetail.runtime.sites import RunEngine
     from dovetail.streaming.settings import UnitSpec
 
 EMPTY_SEGMENT = Segment(0, 0)
 """Placeholder for the segment of a failed item of an earlier attempt; only the number of such items is used."""
+
+
+def _new_run_fix(header: Mapping[str, Any]) -> Fix:
+    """How to start the same run again: as it was started, by the command line or by a program."""
+    more = header.get("more")
+    asked = more.get("asked") if isinstance(more, dict) else None
+    if isinstance(asked, dict) and isinstance(asked.get("file"), str):
+        return f"dovetail run {shlex.quote(asked['file'])}  # a new run"
+    return Change({"resume": UNSET}, note="a new run")
 
 
 class AlreadyFinished(ConfigError):
@@ -58,7 +69,7 @@ class ResumedRun:
             self._remove_parts()
             left = ", ".join(self.commits.finished) or "nothing"
             message = f"run {run} is already finished: {left}"
-            raise AlreadyFinished(Problem("DT384", message, fixes=("remove --resume to start a new run",)))
+            raise AlreadyFinished(Problem("DT384", message, fixes=(_new_run_fix(header),)))
 
     def _remove_parts(self) -> None:
         """Removes the part files of a finished run, whose driver may have died before it did."""

@@ -274,9 +274,13 @@ def missing_code(job: RunSpec) -> list[Problem]:
         place = job.document.place(("stages", number, "run"))
         spec = _find_spec(top)
         if spec is None:
-            message = f"stage {stage.name!r}: no module named {top!r}"
+            near = nearest_word(top, _modules_beside(job.file))
+            hint = f" (did you mean {near!r}?)" if near else ""
+            message = f"stage {stage.name!r}: no module named {top!r}{hint}"
             evidence = (f"searched in {job.file.parent} and on sys.path",)
             fixes = (f"create {top}.py beside {job.file.name}, or install the package",)
+            if near:
+                fixes = (f"run: {near}{module.removeprefix(top)}:{path}",)
             found.append(Problem("DT034", message, evidence, fixes, place))
             continue
         file = _source_file(spec, module)
@@ -287,6 +291,26 @@ def missing_code(job: RunSpec) -> list[Problem]:
             fixes = (f"run: {module}:{near}",) if near else (f"define {name} in {file}",)
             found.append(Problem("DT034", message, (f"in {file}",), fixes, place))
     return found
+
+
+def data_beside(file: Path) -> str | None:
+    """The name of a data file in the folder of a pipeline file, for a suggestion."""
+    from dovetail.data.file_formats import format_from_suffix
+
+    try:
+        names = sorted(path.name for path in file.parent.iterdir() if path != file)
+    except OSError:
+        return None
+    return next((name for name in names if format_from_suffix(name) in ("jsonl", "csv", "parquet")), None)
+
+
+def _modules_beside(file: Path) -> list[str]:
+    """Names of the modules in the folder of a file."""
+    try:
+        found = sorted(file.parent.iterdir())
+    except OSError:
+        return []
+    return [path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").is_file()]
 
 
 def _find_spec(module: str) -> ModuleSpec | None:

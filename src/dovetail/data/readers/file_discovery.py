@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dovetail.data.io_errors import NOT_FOUND, cannot_read, missing_source_package, source_changed
-from dovetail.errors import Problem, did_you_mean
+from dovetail.errors import Change, Problem, nearest_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dovetail.errors import Fix
 
 FileStamp = tuple[int, int, int] | str
 """Identity of a file: size, time and inode; of a remote file its etag, or what the store provides."""
@@ -203,13 +205,18 @@ class FileFinder:
 
     def _not_there(self, path: str) -> None:
         parent = Path(path).parent
+        message = "there is no such file or folder"
+        fix: Fix = f"check the name; relative paths start at {str(Path.cwd())!r}"
         try:
             beside = sorted(os.listdir(parent))[:10_000]  # noqa: PTH208 - only names
         except (OSError, ValueError):
             fix = f"check the folder {str(parent)!r}, which cannot be read either"
         else:
-            fix = f"check the name{did_you_mean(Path(path).name, beside)}; relative paths start at {str(Path.cwd())!r}"
-        self.problems.append(Problem(NOT_FOUND, "there is no such file or folder", fixes=(fix,), place=path))
+            near = nearest_word(Path(path).name, beside)
+            if near is not None:
+                message += f" (did you mean {near!r}?)"
+                fix = Change({"source": str(parent / near)})
+        self.problems.append(Problem(NOT_FOUND, message, fixes=(fix,), place=path))
 
     def _nothing(self, path: str) -> Problem:
         if glob.has_magic(path) and not Path(path).is_dir():

@@ -8,12 +8,18 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dovetail.data.file_formats import FORMATS, SUFFIXES, format_from_suffix
-from dovetail.data.io_errors import CONTENT_MISMATCH, INVALID_SETTING, UNKNOWN_FORMAT, list_paths
+from dovetail.data.io_errors import (
+    CONTENT_MISMATCH,
+    INVALID_SETTING,
+    SOURCE_SUBJECT,
+    UNKNOWN_FORMAT,
+    list_paths,
+)
 from dovetail.data.readers.block_reader import is_compressed
 from dovetail.data.readers.file_discovery import FileFinder, is_remote
 from dovetail.data.readers.row_parser import LineFormat
 from dovetail.data.readers.text_lines import LineCursor
-from dovetail.errors import ConfigError, Problem
+from dovetail.errors import Change, ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,8 +66,9 @@ def _format_from_names(files: list[FileRef], problems: list[Problem]) -> str | N
     if None in by_form:
         unknown = by_form[None]
         message = f"unknown format by file name: {list_paths(unknown, len(unknown))}"
-        fixes = (f"format: one of {', '.join(FORMATS)}", f"a name that ends with one of {', '.join(SUFFIXES)}")
-        problems.append(Problem(UNKNOWN_FORMAT, message, fixes=fixes, place="source"))
+        evidence = (f"formats: {', '.join(FORMATS)}", f"known suffixes: {', '.join(SUFFIXES)}")
+        fixes = tuple(Change({"format": form}, (SOURCE_SUBJECT,)) for form in ("jsonl", "csv", "text"))
+        problems.append(Problem(UNKNOWN_FORMAT, message, evidence, fixes, "source"))
     elif len(by_form) > 1:
         counts = ", ".join(f"{len(paths)} {form} (such as {paths[0]})" for form, paths in by_form.items())
         fix = "use a pattern that matches one format, such as 'folder/**/*.jsonl', or set format:"

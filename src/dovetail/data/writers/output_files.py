@@ -6,15 +6,13 @@ import contextlib
 import hashlib
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.io_errors import missing_sink_package
 from dovetail.data.writers.worker_parts import sync_folder
 from dovetail.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMPRESSION_SUFFIXES = ("gz", "zst")
 
@@ -25,6 +23,16 @@ def stem_and_suffix(name: str) -> tuple[str, str]:
     if name[cut + 1 :].lower() in COMPRESSION_SUFFIXES:
         cut = name.rfind(".", 0, cut) if name.rfind(".", 0, cut) > 0 else cut
     return (name[:cut], name[cut:]) if cut > 0 else (name, "")
+
+
+def unused_name(path: str) -> str:
+    """A name like this one that no file has: x-2.jsonl for x.jsonl. Files behind a URL are not looked for."""
+    folder, slash, name = path.rpartition("/")
+    stem, suffix = stem_and_suffix(name)
+    number = 2
+    while not is_remote_sink(path) and Path(f"{folder}{slash}{stem}-{number}{suffix}").exists():
+        number += 1
+    return f"{folder}{slash}{stem}-{number}{suffix}"
 
 
 def shard_name(name: str, number: int) -> str:
