@@ -209,8 +209,8 @@ def test_a_file_that_is_no_configuration_is_refused_by_its_size(tmp_path: Path) 
     [
         ("a: 1\n\tb: 2\n", "2:1", r"'\t'"),
         ("a:\n\t- b\n", "2:1", r"'\t'"),
-        ("a: [1, 2\nb: 3\n", "2:2", "expected"),
-        ("a: 'b\n", "2:1", "end of stream"),
+        ("a: [1, 2\nb: 3\n", "1:4", "the bracket [ is not closed"),
+        ("a: 'b\n", "1:4", "the quote ' is not closed"),
         ("a: 1\n b: 2\n", "2:3", "mapping values are not allowed"),
         ("- a\nb: 1\n", "2:1", "expected"),
         ("a: *nobody\n", "1:4", "undefined alias"),

@@ -196,6 +196,7 @@ TEXT_ATTRIBUTES = {"message", "fixes", "fix_texts", "evidence"}
 FOREIGN_MESSAGES = {
     "backfill.lance_client.error_text": "Lance",
     "data.readers.file_discovery.file_system": "fsspec",
+    "documents.configuration._parse": "tomllib",
     "engines.ray.message_handlers._on_agent_died": "Ray",
     "engines.ray.message_handlers.is_node_error": "Ray",
     "engines.ray.message_handlers.is_runtime_env_error": "Ray",

@@ -251,7 +251,7 @@ def test_a_run_resumes_where_it_stopped(place: Place) -> None:
     header = place.runs()[0] / "run.json"
     told = json.loads(header.read_text())
     asked = told["more"]["asked"]
-    assert (asked["engine"], asked["share"], asked["env_from"]) == (None, None, None)
+    assert (asked["engine"], asked["share"], asked["env_from"]) == ("local", None, None)
     asked |= {"engine": "ray:127.0.0.1:1", "share": 0.5, "env_from": ["HOME"], "cluster": None}
     header.write_text(json.dumps(told))
     for options in (["--resume", "last"], ["p.yaml", "--resume", "last"], ["--retry-errors", "last"]):
@@ -368,7 +368,7 @@ def test_a_failed_run_prints_the_reason_and_how_to_resume(place: Place) -> None:
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 1, done.stderr
     assert "a seven: 7" in done.stderr
-    assert "fix  on_error: skip  # record failing items and continue" in done.stderr
+    assert "fix  --set stages.no_sevens.on_error=skip  # record failing items and continue" in done.stderr
     assert f"dovetail run --resume {place.runs()[0].name}" in done.stderr
     assert not (place.folder / "out.jsonl").exists()
     told = place.run("status", "last")
