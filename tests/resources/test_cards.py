@@ -144,7 +144,19 @@ def test_all_cards_have_no_engines_at_least() -> None:
 
 
 def test_cards_with_many_decoders_are_those_of_data_centres() -> None:
-    assert models_with_memory(nvdecs=5) == ("B300", "B200", "GB200", "H200", "H100", "H100NVL", "GH200", "H20", "H800", "A100", "A800")
+    assert models_with_memory(nvdecs=5) == (
+        "B300",
+        "B200",
+        "GB200",
+        "H200",
+        "H100",
+        "H100NVL",
+        "GH200",
+        "H20",
+        "H800",
+        "A100",
+        "A800",
+    )
 
 
 def test_cards_must_have_the_decoders_and_the_encoders_asked_for() -> None:
