@@ -257,20 +257,21 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_printed_fix_works_when_it_is_pasted(place: Place, name: str) -> None:
+def test_a_printed_fix_works_when_it_is_pasted(place: Place, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = MISTAKES[name]
     (place.folder / "p.yaml").write_text(case.file)
     for file, text in case.files.items():
         (place.folder / file).write_text(text)
-    machine = {} if case.plain else {"DOVETAIL_CLUSTER": CLUSTER[1]}
+    if not case.plain:
+        monkeypatch.setenv("DOVETAIL_CLUSTER", CLUSTER[1])
     for command in case.before:
-        assert place.run(*command, **machine).returncode == 0
-    failed = place.run(*case.command, **machine)
+        assert place.run(*command).returncode == 0
+    failed = place.run(*case.command)
     assert failed.returncode == case.code, failed.stderr
     assert case.said in failed.stderr
     fix = printed_fixes(failed)[case.fix]
     corrected = case.apply(place, list(case.command), failed, fix)
-    done = place.run(*corrected, **machine)
+    done = place.run(*corrected)
     assert done.returncode == 0, f"{fix}\n{corrected}\n{done.stderr}"
 
 
@@ -312,10 +313,11 @@ def test_a_line_of_the_project_file_works(place: Place) -> None:
     assert place.run("run", "p.yaml").returncode == 0
 
 
-def test_a_variable_that_is_printed_works(place: Place) -> None:
+def test_a_variable_that_is_printed_works(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = place.run("run", "p.yaml", DOVETAIL_VERBOSITY="loud")
     name, value = printed_fixes(failed)[0].split("=")
-    assert place.run("run", "p.yaml", *CLUSTER, **{name: value}).returncode == 0
+    monkeypatch.setenv(name, value)
+    assert place.run("run", "p.yaml", *CLUSTER).returncode == 0
 
 
 def test_a_function_that_expects_one_item_gets_the_decorator(place: Place) -> None:

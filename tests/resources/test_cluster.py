@@ -312,7 +312,8 @@ def test_an_instance_type_has_its_cpus_memory_and_cards(name: str) -> None:
     known = INSTANCE_TYPES[name]
     node = Cluster.parse(f"2x{name}").nodes[1]
     assert (node.cpu_milli, node.memory_bytes) == (known.cpus * 1000, known.memory_gb * GB)
-    assert node.gpus == (Gpu.of(*known.card.split(":")),) * known.card_count
+    model, _, memory = known.card.partition(":")
+    assert node.gpus == (() if not model else (Gpu.of(model, memory),) * known.card_count)
     assert all(gpu.model in KNOWN_CARDS for gpu in node.gpus)
     assert Cluster.parse(f"(4cpu) + 1x{name.upper()}").nodes[1] == replace(node, name="node-1")
     assert Cluster.from_dict({"nodes": [{"count": 2, "instance": name}]}) == Cluster.parse(f"2x({name})")

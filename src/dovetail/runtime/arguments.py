@@ -154,8 +154,8 @@ def _pipeline_errors(pipeline: object, plan: object) -> Iterator[Problem]:
 def _source_errors(source: object) -> Iterator[Problem]:
     if isinstance(source, GeneratorType) and inspect.getgeneratorstate(source) == inspect.GEN_CLOSED:
         message = f"source is the generator {source.__name__}, which was already read to its end"
-        fixes = (Change({"source": Expression(f"{source.__name__}()")}, note="a new generator for every run"),)
-        yield Problem("DT332", message, fixes=fixes)
+        again = Change({"source": Expression(f"{source.__name__}()")}, note="a new generator for every run")
+        yield Problem("DT332", message, fixes=(again,))
     if isinstance(source, str | os.PathLike) or hasattr(source, "__iter__") or hasattr(source, "__getitem__"):
         return  # paths are checked when they are opened
     from dovetail.data.sources import SourceSpec
