@@ -2,7 +2,7 @@
 
 python examples/10_backfill.py
 
-On the command line: dovetail backfill clips.lance words --udf functions:words. Needs the extra [lance].
+On the command line: dovetail backfill run clips.lance words --udf functions:words. Needs the extra [lance].
 """
 
 import os
@@ -31,7 +31,7 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-@dt.udf(version="2")
+@dt.udf(version="1")  # the same version: rows that are filled stay filled
 def words_or_none(text: str | None) -> int | None:
     return None if text is None else len(text.split())
 
@@ -91,4 +91,4 @@ with tempfile.TemporaryDirectory() as name:
 
     print("\n--- history")
     for job in table.history("words"):
-        print(f"{job.column} {job.status}: {job.errors} errors {job.message[:60]}".rstrip())
+        print(f"{job.column} {job.status}: {job.errors} failed {job.message[:60]}".rstrip())

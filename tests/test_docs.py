@@ -189,7 +189,7 @@ def test_the_commands_of_a_page_on_backfills_print_what_it_shows(page: Path, lea
     shown = [text.splitlines() for text in blocks(page, "") if text.startswith("$ dovetail backfill")]
     assert len(shown) >= least
     for command, *lines in shown:
-        if "--retry-errors" in command:  # the correction that the page describes
+        if "backfill retry" in command:  # the correction that the page describes
             functions = tmp_path / "functions.py"
             functions.write_text(functions.read_text().replace("len(text.split())", 'len((text or "").split())'))
         with pytest.MonkeyPatch.context() as patch:
@@ -241,7 +241,7 @@ def test_the_clusters_of_the_geneva_guide_have_the_planned_workers_of_the_page(t
         assert float(cpus) == round(0.2 + 1.1 * int(concurrency), 1)  # driver and tracker, appliers and writers
         assert float(memory) == round(0.128 + int(concurrency), 1)
         command = (
-            f'dovetail backfill clips.lance upper --udf functions:upper --plan --no-sample --json --cluster "{cluster}"'
+            f'dovetail backfill plan clips.lance upper --udf functions:upper --no-sample --json --cluster "{cluster}"'
         )
         assert json.loads(typed(command, tmp_path).stdout)["workers"] == int(workers)
 

@@ -69,7 +69,7 @@ EXPECTED = {
         "words: nothing to do, 10,000 rows are already filled",
         "{'words': 7, 'letters': 30, 'spaces': 6, 'loud': 'CLIP 2 SHOWS A STREET AT NIGHT'}",
         "{'words': 7, 'letters': 30, 'spaces': 6, 'loud': None}",
-        "words failed: 0 errors column 'words', row 17179869895",
+        "words failed: 0 failed column 'words', row 17179869895",
     ],
 }
 ON_RAY = ["08_ray.py"]

@@ -324,7 +324,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Correct the function or the line that the message names.",
     ),
     ("DT364", 2, "The file to run has no source.", "Add `source:` to the file, or pass --source."),
-    ("DT365", 2, "The file of the run to resume is unknown.", "Pass the file: dovetail run FILE --resume RUN."),
+    (
+        "DT365",
+        2,
+        "The run to resume is a backfill, or its file is unknown.",
+        "Repeat the backfill, or pass the file: dovetail run FILE --resume RUN.",
+    ),
     ("DT367", 2, "Options exclude each other, or do not apply to this command.", "Leave one of them out."),
     ("DT368", 2, "The run has no such worker.", "Use one of the workers that `dovetail status RUN` lists."),
     (
@@ -567,8 +572,14 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "The table has no such column, or no function is known for it.",
         "Correct the name, or pass the function.",
     ),
-    ("DT448", 2, "The column to add already exists.", "Backfill it instead, or drop it first."),
+    ("DT448", 2, "The column to add already exists.", "Choose another name."),
     ("DT449", 1, "A fragment repeatedly cannot be read or written.", "Check the store, then run the backfill again."),
+    (
+        "DT450",
+        2,
+        "A column that Dovetail did not create was to be removed.",
+        "Name a column that a backfill created; `dovetail backfill history TABLE` lists them.",
+    ),
 )
 
 ERROR_CODES: dict[str, ErrorCode] = {

@@ -62,7 +62,7 @@ def test_a_column_whose_partner_is_filled_with_others_now_is_dropped_alone(uri: 
     table.drop("a")
     assert table.schema.names == ["id", "text", "b"]
     assert kept_of(uri, "a") == []
-    assert kept_of(uri, "b") == ["columns/c-b.json"]
+    assert kept_of(uri, "b") == ["columns/c-b.created.json", "columns/c-b.json"]
 
 
 def test_columns_that_are_filled_together_are_dropped_together(uri: str) -> None:
@@ -71,7 +71,7 @@ def test_columns_that_are_filled_together_are_dropped_together(uri: str) -> None
     for one in "ab":
         with pytest.raises(ConfigError, match="a, b are filled together") as caught:
             table.drop(one)
-        assert fixes(caught.value) == ['table.drop(["a", "b"])']
+        assert fixes(caught.value) == ["name all of them, or none: a, b"]
     table.drop(["a", "b"])
     assert table.schema.names == ["id", "text"]
     assert kept_of(uri, "a") == kept_of(uri, "b") == []
@@ -84,10 +84,53 @@ def test_one_of_several_columns_may_already_be_dropped(gone: str, other: str, ur
     lance.dataset(uri).drop_columns([gone])
     with pytest.raises(ConfigError, match="a, b are filled together") as caught:
         table.drop(gone)
-    assert fixes(caught.value) == [f'table.drop(["{other}"])']
+    assert fixes(caught.value) == [f"name all of them, or none: {other}"]
     table.drop(other)
     assert table.schema.names == ["id", "text"]
     assert kept_of(uri, "a") == kept_of(uri, "b") == []
+
+
+# --- columns that Dovetail did not create
+
+
+def test_a_column_that_dovetail_did_not_create_is_not_dropped(uri: str) -> None:
+    table = dt.table(uri)
+    table.backfill("n", fns.doubled, cluster=HALF)
+    with pytest.raises(ConfigError, match="column 'text' was not created by Dovetail") as caught:
+        table.drop(["n", "text"])
+    assert caught.value.codes == ("DT450",)
+    assert caught.value.problems[0].evidence == ("it has 20 rows of type string",)
+    assert fixes(caught.value) == ["table.history()  # lists the columns that Dovetail filled"]
+    assert table.schema.names == ["id", "text", "n"]
+    (dropped,) = table.drop("text", force=True)
+    assert (dropped.name, dropped.type, dropped.rows, dropped.created) == ("text", "string", 20, False)
+    assert column(uri, "id") == list(range(20))
+    assert "text" in lance.dataset(uri, version=dropped.version).schema.names
+    assert table.schema.names == ["id", "n"]
+
+
+def test_a_column_of_the_same_name_that_was_added_later_is_not_dropped(uri: str) -> None:
+    table = dt.table(uri)
+    table.backfill("n", fns.doubled, cluster=HALF)
+    lance.dataset(uri).drop_columns(["n"])
+    lance.dataset(uri).add_columns({"n": "id + 1"})
+    with pytest.raises(ConfigError, match="column 'n' was not created by Dovetail"):
+        table.drop("n")
+    assert column(uri, "n") == list(range(1, 21))
+
+
+def test_no_error_about_an_existing_column_suggests_to_remove_it(uri: str) -> None:
+    table = dt.table(uri)
+    with pytest.raises(ConfigError) as added:
+        table.add_column("text", fns.doubled)
+    with pytest.raises(ConfigError) as filled:
+        table.backfill("text", fns.doubled, cluster=HALF)
+    for caught in (added, filled):
+        assert [fix for fix in fixes(caught.value) if "drop" in fix or "force" in fix] == []
+        table_fixes = [fix for fix in fixes(caught.value) if fix.startswith("table.")]
+        for fix in table_fixes:
+            eval(fix, {"table": table, "udf": fns.doubled, "doubled": fns.doubled})
+    assert table.schema.names == ["id", "text", "text_2"]
 
 
 # --- columns that Lance itself dropped

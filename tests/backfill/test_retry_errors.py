@@ -141,19 +141,51 @@ def test_deleted_rows_are_not_listed_as_errors(failed: dt.Table) -> None:
     assert failed.errors("n") == []
 
 
-def test_after_a_retry_with_a_function_that_was_set_before_all_rows_count_as_done(
-    failed: dt.Table, tmp_path: Path
-) -> None:
-    def mended(id: int) -> int:
-        return 2 * id
+def mended(version: str) -> Any:
+    def function(id: int) -> int:
+        return 3 * id
 
-    function = dt.udf(mended, version="mended")
-    failed.add_column("n", function)
-    assert failed.retry_errors("n", function, cluster=HALF).rows == 1
+    return dt.udf(function, version=version)
+
+
+@pytest.mark.parametrize("is_set_before", [False, True])
+def test_rows_of_an_earlier_version_do_not_count_as_done_after_a_retry(failed: dt.Table, is_set_before: bool) -> None:
+    function = mended("other")
+    if is_set_before:
+        failed.add_column("n", function)
+    filled = failed.retry_errors("n", function, cluster=HALF)
+    assert filled.rows == 1
+    assert filled.notes == [
+        '19 rows were computed by another version of function: the next table.backfill("n") computes '
+        'all rows with this one; @dt.udf(version="times 2") keeps them'
+    ]
+    assert by_id(failed.uri, "n") == twice(range(20)) | {BAD: 3 * BAD}
     plan = failed.plan_backfill("n", function, sample=False, cluster=HALF)
-    assert (plan.rows, plan.done_rows) == (0, 20)
+    assert (plan.rows, plan.done_rows) == (20, 0)
+    assert failed.backfill("n", function, cluster=HALF).rows == 20
+    assert by_id(failed.uri, "n") == {row: 3 * row for row in range(20)}
+
+
+def test_with_the_version_in_the_note_of_a_retry_the_other_rows_stay_done(failed: dt.Table) -> None:
+    (note,) = failed.retry_errors("n", mended("other"), cluster=HALF).notes
+    version = note.partition('version="')[2].partition('"')[0]
+    assert failed.backfill("n", mended(version), cluster=HALF).rows == 0
+    assert by_id(failed.uri, "n") == twice(range(20)) | {BAD: 3 * BAD}
+
+
+def test_a_retry_with_the_same_version_has_no_note_and_all_rows_are_done(failed: dt.Table, tmp_path: Path) -> None:
+    function = brittle(tmp_path)
+    filled = failed.retry_errors("n", function, cluster=HALF)
+    assert (filled.rows, filled.notes) == (1, [])
     assert failed.backfill("n", function, cluster=HALF).rows == 0
-    assert by_id(failed.uri, "n") == twice(range(20))
+
+
+def test_rows_of_a_condition_that_another_version_computed_are_noted_by_fragment(tmp_path: Path) -> None:
+    table = dt.table(made(tmp_path, 40, 20))
+    table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip", where="id < 30")
+    (note,) = table.retry_errors("n", fns.doubled, cluster=HALF).notes
+    assert note.startswith("rows of 2 fragments were computed by another version of doubled: ")
+    assert table.backfill("n", fns.doubled, cluster=HALF, where="id < 30").rows == 30
 
 
 def test_rows_of_unfinished_fragments_are_not_retried(tmp_path: Path) -> None:
@@ -218,7 +250,10 @@ def test_a_corrected_function_that_reads_more_columns_is_another_version(tmp_pat
 
     table.backfill("n", dt.udf(before), cluster=HALF, on_error="skip")
     filled = table.retry_errors("n", dt.udf(after), cluster=HALF)
-    assert filled.notes == ["""after also reads 'more': the next table.backfill("n") computes all rows with it"""]
+    assert filled.notes == [
+        '19 rows were computed by another version of after: the next table.backfill("n") computes all rows with '
+        "this one"
+    ]
     assert by_id(uri, "n") == {row: row if row != 7 else 14 for row in range(20)}
     table.backfill("n", dt.udf(after), cluster=HALF)
     table.backfill("more", dt.udf(lambda id: 100, data_type="int64"), cluster=HALF)

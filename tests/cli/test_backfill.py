@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.jobs import CLUSTER, Place
-from dovetail.cli.backfill import OPTIONS_BY_ACTION, backfill
+from dovetail.cli.backfill import backfill
 from waiting import until
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ def twice(n: int) -> int:
 
 def plain(text: str) -> str:
     return text.upper()
+
+
+def plain_of_n(n: int) -> str:
+    return str(n)
 
 
 class Size(NamedTuple):
@@ -140,17 +144,29 @@ class Tables(Place):
 
         return [str(name) for name in lance.dataset(str(self.folder / "t.lance")).schema.names]
 
-    def fill(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.run("backfill", "t.lance", *arguments)
+    def fill(self, *arguments: str, action: str = "run") -> subprocess.CompletedProcess[str]:
+        return self.run("backfill", action, "t.lance", *arguments)
 
-    def filled(self, *arguments: str) -> dict[str, Any]:
-        done = self.fill(*arguments, "--json")
+    def filled(self, *arguments: str, action: str = "run") -> dict[str, Any]:
+        done = self.fill(*arguments, "--json", action=action)
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout)
         return told
 
-    def refused(self, *arguments: str, code: int = 2) -> str:
-        done = self.fill(*arguments)
+    def errors(self, column: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return self.fill(column, *options, action="errors")
+
+    def history(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.fill(*arguments, action="history")
+
+    def typed(self, command: str) -> subprocess.CompletedProcess[str]:
+        """A whole command, as a fix shows it."""
+        program, *words = shlex.split(command, comments=True)
+        assert program == "dovetail", command
+        return self.run(*words)
+
+    def refused(self, *arguments: str, code: int = 2, action: str = "run") -> str:
+        done = self.fill(*arguments, action=action)
         assert (done.returncode, done.stdout) == (code, ""), done.stderr
         assert "dovetail/cli" not in done.stderr  # a traceback of ours
         return done.stderr
@@ -209,7 +225,7 @@ def test_option_names_of_geneva_are_accepted(place: Tables) -> None:
     others = ("--concurrency", "1", "--intra-applier-concurrency", "1", "--num-frags", "2")
     told = place.filled("twice", "--udf", "functions:twice", "--engine", "local", "--env-from", "HOME", *others)
     assert (told["workers"], told["fragments"]) == (1, 2)
-    assert "--concurrency" not in place.run("backfill", "--help").stdout
+    assert "--concurrency" not in place.run("backfill", "run", "--help").stdout
 
 
 def test_more_workers_than_fit_are_reduced_with_a_note(place: Tables) -> None:
@@ -221,7 +237,7 @@ def test_more_workers_than_fit_are_reduced_with_a_note(place: Tables) -> None:
 
 
 def test_a_table_may_be_named_by_an_address(place: Tables) -> None:
-    done = place.run("backfill", f"file://{place.folder}/t.lance", "twice", "--udf", "functions:twice")
+    done = place.run("backfill", "run", f"file://{place.folder}/t.lance", "twice", "--udf", "functions:twice")
     assert done.returncode == 0, done.stderr
     assert place.values("twice")[-1] == 2 * (ROWS - 1)
 
@@ -236,7 +252,7 @@ def test_storage_options_reach_the_table_and_the_workers(place: Tables, s3_serve
     uri = "s3://clips/t.lance"
     lance.write_dataset(lance.dataset(str(place.folder / "t.lance")).to_table(), uri, storage_options=storage)
     options = [word for key, value in storage.items() for word in ("--storage-option", f"{key}={value}")]
-    done = place.run("backfill", uri, "twice", "--udf", "functions:twice", "--workers", "1", *options)
+    done = place.run("backfill", "run", uri, "twice", "--udf", "functions:twice", "--workers", "1", *options)
     assert done.returncode == 0, done.stderr
     found = lance.dataset(uri, storage_options=storage).to_table(["twice"])["twice"].to_pylist()
     assert found == [2 * n for n in range(ROWS)]
@@ -249,7 +265,7 @@ def test_a_failed_row_ends_the_command_with_fixes_as_options(place: Tables) -> N
     said = place.refused("checked", "--udf", "functions:no_seven", code=1)
     assert "error[DT435] column 'checked', row 7 (fragment 0, offset 7): ValueError: a seven: 7" in said
     assert "--on-error skip" in said
-    assert "dovetail backfill t.lance checked --errors" in said
+    assert "dovetail backfill errors t.lance checked" in said
     assert "table." not in said
     (place.folder / "mended").touch()
     assert place.filled("checked")["status"] == "finished"
@@ -259,18 +275,80 @@ def test_a_failed_row_ends_the_command_with_fixes_as_options(place: Tables) -> N
 def test_failed_rows_are_listed_and_retried(place: Tables) -> None:
     done = place.fill("checked", "--udf", "functions:no_seven", "--on-error", "skip")
     assert done.returncode == 0, done.stderr
-    assert "1 row failed: dovetail backfill t.lance checked --errors" in done.stdout
-    listed = place.fill("checked", "--errors")
+    (line,) = (line for line in done.stdout.splitlines() if "1 row failed: " in line)
+    list_them, retry_them = line.removeprefix("  1 row failed: ").split(", ")
+    listed = place.typed(list_them)
     assert listed.stdout == "row 7 (fragment 0, offset 7): ValueError: a seven: 7\n"
-    assert "--retry-errors" in listed.stderr
-    (row,) = map(json.loads, place.fill("checked", "--errors", "--json").stdout.splitlines())
+    assert listed.stderr == f"1 row failed; correct the function, then: {retry_them}\n"
+    (row,) = map(json.loads, place.errors("checked", "--json").stdout.splitlines())
     assert (row["row"], row["error"], row["message"]) == (7, "ValueError", "a seven: 7")
     assert "no_seven" in row["traceback"]
     (place.folder / "mended").touch()
-    assert place.filled("checked", "--retry-errors")["rows"] == 1
+    assert json.loads(place.typed(f"{retry_them} --json").stdout)["rows"] == 1
     assert place.values("checked") == list(range(ROWS))
-    none = place.fill("checked", "--errors")
+    none = place.errors("checked")
     assert (none.returncode, none.stdout, none.stderr) == (0, "", "no failed rows\n")
+
+
+def test_a_row_that_fails_again_is_skipped_by_the_option_of_the_fix(place: Tables) -> None:
+    place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
+    said = place.refused("checked", action="retry", code=1)
+    option, explanation = fixes(said)[0].split("  ", 1)
+    assert explanation == "leaves such rows NULL; dovetail backfill errors t.lance checked lists them"
+    assert place.filled("checked", *option.split(), action="retry")["errors"] == 1
+
+
+def test_a_retry_with_changed_code_says_which_rows_the_earlier_code_computed(place: Tables) -> None:
+    place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
+    functions = place.folder / "functions.py"
+    functions.write_text(functions.read_text().replace("if n == 7 and not", "if n == 70 and not"))
+    notes = place.filled("checked", action="retry")["notes"]
+    (command,) = re.findall(
+        rf"^{ROWS - 1} rows were computed by another version of no_seven: the next (.+) computes all rows with this "
+        r'one; @dt\.udf\(version=".+"\) keeps them$',
+        notes[0],
+    )
+    assert place.values("checked") == list(range(ROWS))
+    done = place.typed(command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"checked: finished, {ROWS} rows in ")
+
+
+def test_a_backfill_is_named_by_table_and_column_and_counts_rows(place: Tables) -> None:
+    place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
+    (listed,) = json.loads(place.run("ls", "--json").stdout)
+    assert (listed["name"], listed["items"], listed["unit"]) == ("t.checked", ROWS, "rows")
+    shown = place.run("status")
+    assert shown.stdout.startswith("t.checked: finished after ")
+    assert f"{ROWS} of {ROWS} rows in, {ROWS - 1} out, 1 failed" in shown.stdout
+    (command,) = re.findall(r"^failed +(dovetail .+)$", shown.stderr, re.MULTILINE)
+    assert place.typed(command).stdout == "row 7 (fragment 0, offset 7): ValueError: a seven: 7\n"
+
+
+@pytest.mark.parametrize(("option", "action"), [("--resume", "run"), ("--retry-errors", "retry")])
+def test_a_backfill_is_resumed_and_retried_by_its_own_commands(place: Tables, option: str, action: str) -> None:
+    place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
+    (place.folder / "mended").touch()
+    for file in ([], ["p.yaml"]):
+        done = place.run("run", *file, option, "last")
+        assert done.returncode == 2
+        assert "error[DT365]" in done.stderr
+        assert "is a backfill" in done.stderr
+    (fix,) = fixes(done.stderr)
+    assert fix.startswith(f"dovetail backfill {action} ")
+    done = place.typed(fix)
+    assert done.returncode == 0, done.stderr
+    assert (place.values("checked")[7] == 7) == (action == "retry")
+
+
+def test_notes_that_are_printed_while_it_runs_are_commands(place: Tables) -> None:
+    import lance
+
+    place.filled("twice", "--udf", "functions:twice")
+    lance.dataset(str(place.folder / "t.lance")).update({"twice": "0"}, "n < 5")
+    done = place.fill("twice")
+    assert "; --where 'twice IS NULL' computes only empty rows" in done.stderr
+    assert "where=" not in done.stderr + done.stdout
 
 
 def test_an_exception_type_that_click_handles_is_an_ordinary_error(place: Tables) -> None:
@@ -297,14 +375,14 @@ def test_a_row_that_exceeds_the_timeout_fails(place: Tables) -> None:
     options = ("--timeout", "0.2s", "--on-error", "skip", "--workers", "1")
     told = place.filled("n2", "--udf", "functions:hangs", *options)
     assert told["errors"] == 1
-    assert "TimeoutError" in place.fill("n2", "--errors").stdout
+    assert "TimeoutError" in place.errors("n2").stdout
 
 
 # --- what is looked at, and removed
 
 
 def test_a_plan_starts_nothing_and_changes_nothing(place: Tables) -> None:
-    done = place.fill("twice", "--udf", "functions:twice", "--plan", "--workers", "4", *CLUSTER)
+    done = place.fill("twice", "--udf", "functions:twice", "--workers", "4", *CLUSTER, action="plan")
     assert done.returncode == 0, done.stderr
     for words in (
         f"twice by functions:twice: {ROWS} rows in 4 fragments to compute",
@@ -313,29 +391,51 @@ def test_a_plan_starts_nothing_and_changes_nothing(place: Tables) -> None:
         "note: running 2 of 4 workers: 4 need 4.0 CPUs, 2.0 available",
     ):
         assert words in done.stdout
-    told = place.filled("twice", "--udf", "functions:twice", "--plan", "--no-sample")
+    told = place.filled("twice", "--udf", "functions:twice", "--no-sample", action="plan")
     assert (told["rows"], told["seconds"], told["rate"]) == (ROWS, None, None)
     assert place.columns() == ["n", "text"]
 
 
 def test_the_history_of_one_column_and_of_all(place: Tables) -> None:
-    empty = place.fill("--history")
+    empty = place.history()
     assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "no backfills\n")
     place.filled("a", "--udf", "functions:twice")
     place.refused("b", "--udf", "functions:no_seven", code=1)
-    jobs = [json.loads(line) for line in place.fill("--history", "--json").stdout.splitlines()]
+    jobs = [json.loads(line) for line in place.history("--json").stdout.splitlines()]
     assert [(job["column"], job["status"]) for job in jobs] == [("a", "finished"), ("b", "failed")]
-    (line,) = place.fill("b", "--history").stdout.splitlines()
+    (line,) = place.history("b").stdout.splitlines()
     assert "ValueError: a seven: 7" in line
 
 
 def test_a_column_is_dropped_with_all_that_is_kept_of_it(place: Tables) -> None:
     place.filled("twice", "--udf", "functions:twice")
-    done = place.fill("twice", "--drop")
+    done = place.fill("twice", action="drop")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert re.fullmatch(
+        rf"removed twice: {ROWS} rows of type int64; version \d+ of the table still contains them\n", done.stderr
+    )
     assert place.columns() == ["n", "text"]
-    assert place.fill("--history").stdout == ""
+    assert place.history().stdout == ""
     assert "DT447" in place.refused("twice")
+
+
+def test_a_column_that_dovetail_did_not_create_is_dropped_only_by_force(place: Tables) -> None:
+    place.filled("text", "--udf", "functions:plain_of_n", "--where", "n < 3")  # filling it does not make it ours
+    said = place.refused("text", action="drop")
+    assert "error[DT450]" in said
+    assert "column 'text' was not created by Dovetail" in said
+    assert f"it has {ROWS} rows of type string" in said
+    (fix,) = fixes(said)
+    assert "text" in place.typed(fix).stdout  # lists the columns that Dovetail filled
+    assert place.columns() == ["n", "text"]
+    done = place.fill("text", "--force", action="drop")
+    assert done.returncode == 0, done.stderr
+    assert f"removed text: {ROWS} rows of type string; version " in done.stderr
+    assert place.columns() == ["n"]
+
+
+def fixes(said: str) -> list[str]:
+    return [line.removeprefix("  fix  ") for line in said.splitlines() if line.startswith("  fix  ")]
 
 
 # --- what is wrong
@@ -344,27 +444,31 @@ def test_a_column_is_dropped_with_all_that_is_kept_of_it(place: Tables) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["twice"], ["DT447", "the table has no column 'twice'", "fix  --udf package.module:function"]),
-        (["text"], ["DT447", "no function is registered for column 'text'"]),
-        (["n", "--udf", "functions:plain"], ["DT446", "plain returns string, but column 'n' is int64"]),
-        (["a", "--udf", "functions:twise"], ["DT443", "did you mean 'twice'?"]),
-        (["a", "--udf", "nowhere:twice"], ["DT443", "no module named 'nowhere'"]),
-        (["a", "--udf", "functions"], ["DT443", "package.module:name"]),
-        (["a", "--udf", "functions:NOT_A_FUNCTION"], ["DT443", "of type int"]),
-        (["a", "--udf", "functions:wrong_type"], ["DT445", "takes int for text, but the column is string"]),
-        (["a", "--udf", "functions:twice", "--where", "nosuch > 3"], ["DT432", "--where 'nosuch > 3'", "nosuch"]),
-        (["a", "--udf", "functions:twice", "--storage-option", "region"], ["DT437", "region is not KEY=VALUE"]),
-        (["a", "--udf", "functions:twice", "--engine", "loca"], ["DT331", "did you mean 'local'?"]),
-        (["a", "--udf", "functions:twice", "--share", "0.5"], ["share"]),
-        (["text", "--errors"], ["DT447", "column 'text' was never filled by a function"]),
-        (["nosuch", "--drop"], ["DT447", "the table has no column 'nosuch'"]),
-        ([], ["Missing argument", "COLUMN"]),
-        (["a", "--plan"], ["DT447"]),
+        (["run", "twice"], ["DT447", "the table has no column 'twice'", "fix  --udf package.module:function"]),
+        (["run", "text"], ["DT447", "no function is registered for column 'text'"]),
+        (["run", "n", "--udf", "functions:plain"], ["DT446", "plain returns string, but column 'n' is int64"]),
+        (["run", "a", "--udf", "functions:twise"], ["DT443", "did you mean 'twice'?"]),
+        (["run", "a", "--udf", "nowhere:twice"], ["DT443", "no module named 'nowhere'"]),
+        (["run", "a", "--udf", "functions"], ["DT443", "package.module:name"]),
+        (["run", "a", "--udf", "functions:NOT_A_FUNCTION"], ["DT443", "of type int"]),
+        (["run", "a", "--udf", "functions:wrong_type"], ["DT445", "takes int for text, but the column is string"]),
+        (
+            ["run", "a", "--udf", "functions:twice", "--where", "nosuch > 3"],
+            ["DT432", "--where 'nosuch > 3'", "nosuch"],
+        ),
+        (["run", "a", "--udf", "functions:twice", "--storage-option", "region"], ["DT437", "region is not KEY=VALUE"]),
+        (["run", "a", "--udf", "functions:twice", "--engine", "loca"], ["DT331", "did you mean 'local'?"]),
+        (["run", "a", "--udf", "functions:twice", "--share", "0.5"], ["share"]),
+        (["errors", "text"], ["DT447", "column 'text' was never filled by a function"]),
+        (["drop", "nosuch"], ["DT447", "the table has no column 'nosuch'"]),
+        (["run"], ["Missing argument", "COLUMN"]),
+        (["plan", "a"], ["DT447"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_clear_error(place: Tables, arguments: list[str], words: list[str]) -> None:
-    said = place.refused(*arguments)
+    action, *words_after = arguments
+    said = place.refused(*words_after, action=action)
     assert [one for one in words if one not in said] == []
     assert "table." not in said.replace("/t.lance", "")
     assert place.columns() == ["n", "text"]
@@ -377,6 +481,41 @@ def test_all_problems_of_options_are_reported_at_once(place: Tables) -> None:
     assert [name for name in options if f"]  --{name} " not in said.replace("] ", "]  ")] == []
     assert said.count("error[DT") == len(options)
     assert "--workers 4-2 " in place.refused("a", "--udf", "functions:twice", "--workers", "4-2")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "applied"),
+    [
+        ("--workers many", ["--workers auto", "--workers 1-4"]),
+        ("--fragments x", ["--fragments 10", "--fragments 0,1,2"]),
+        ("--max-errors lots", ["--max-errors 100", "--max-errors 1%"]),
+        ("--timeout soon", ["--timeout 30s"]),
+        ("--commit-every never", ["--commit-every 10s"]),
+        ("--on-error ignore", ["--on-error fail", "--on-error skip", "--retry ConnectionError"]),
+        ("--batch-size 0", ["--batch-size 1024"]),
+        ("--slots x", ["--slots 16"]),
+        ("--engine loca", ["--engine local"]),
+        ("--retry ''", ["--retry ConnectionError"]),
+        ("--env-from 1X", ["--env-from HF_TOKEN"]),
+        ("--where ''", ['--where "n > 100"']),
+    ],
+)
+def test_the_fix_of_a_wrong_value_can_be_typed_instead(place: Tables, wrong: str, applied: list[str]) -> None:
+    command = ("a", "--udf", "functions:twice", "--no-sample", *CLUSTER)
+    assert fixes(place.refused(*command, *shlex.split(wrong), action="plan")) == applied
+    for fix in applied:
+        done = place.fill(*command, *shlex.split(fix), action="plan")
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_type_of_the_fix_can_be_given_to_the_function(place: Tables) -> None:
+    module = place.folder / "numbers_of.py"
+    module.write_text("import dovetail as dt\n\n@dt.udf\ndef size(text: str) -> float:\n    return len(text)\n")
+    command = ("n", "--udf", "numbers_of:size", "--where", "n < 3")
+    fix = fixes(place.refused(*command))[0].partition("  #")[0]
+    module.write_text(module.read_text().replace("@dt.udf", fix))
+    assert place.fill(*command).returncode == 0
+    assert place.values("n")[:4] == [5, 5, 5, 3]
 
 
 def test_no_mistake_hides_another(place: Tables) -> None:
@@ -398,32 +537,53 @@ def test_no_mistake_hides_another(place: Tables) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "fixes"),
+    ("arguments", "expected"),
     [
-        (["nosuch", "--errors"], ["it has: n, text"]),
-        (["nosuch", "--drop"], ["it has: n, text"]),
-        (["nosuch", "--history"], ["it has: n, text"]),
-        (["text", "--errors"], ["dovetail backfill t.lance text --udf package.module:function"]),
-        (["", "--udf", "functions:twice"], ["dovetail backfill t.lance length --udf functions:twice"]),
-        (["a,a", "--udf", "functions:twice"], ["dovetail backfill t.lance a --udf functions:twice"]),
-        (["a,", "--udf", "functions:twice"], ["dovetail backfill t.lance a --udf functions:twice"]),
-        (["a", "--udf", "./functions.py:twice"], ["--udf functions:twice"]),
-        (["a", "--udf", "functions.twice"], ["--udf functions:twice"]),
-        (["a", "--udf", "functions:twice", "--concurrency", "0"], ["--concurrency auto", "--concurrency 1-4"]),
-        (["a", "--udf", "functions:twice", "--slots", "10001"], ["--slots 64"]),
+        (["errors", "nosuch"], ["it has: n, text"]),
+        (["drop", "nosuch"], ["it has: n, text"]),
+        (["history", "nosuch"], ["it has: n, text"]),
+        (["errors", "text"], ["dovetail backfill history t.lance  # lists the columns that were filled"]),
+        (["run", "text"], ["--udf package.module:function --where 'text IS NULL'"]),
+        (["run", "", "--udf", "functions:twice"], ["dovetail backfill run t.lance length --udf functions:twice"]),
+        (["plan", "a,a", "--udf", "functions:twice"], ["dovetail backfill plan t.lance a --udf functions:twice"]),
+        (["run", "a,", "--udf", "functions:twice"], ["dovetail backfill run t.lance a --udf functions:twice"]),
+        (["run", "a", "--udf", "./functions.py:twice"], ["--udf functions:twice"]),
+        (["run", "a", "--udf", "functions.twice"], ["--udf functions:twice"]),
+        (["run", "a", "--udf", "functions:twice", "--concurrency", "0"], ["--concurrency auto", "--concurrency 1-4"]),
+        (["run", "a", "--udf", "functions:twice", "--slots", "10001"], ["--slots 64"]),
+        (["run", "a", "--udf", "functions:twice", "--fragments", "9,"], ["--fragments 0,"]),
+        (["run", "a,b", "--udf", "functions:twice"], ["dovetail backfill run t.lance twice --udf functions:twice"]),
+        (["run", "a", "--udf", "functions:size"], ["dovetail backfill run t.lance letters,words --udf functions:size"]),
+        (
+            ["run", "n", "--udf", "functions:plain"],
+            [
+                '@dt.udf(data_type="int64")  # if its values are of that type',
+                "dovetail backfill run t.lance n_2 --udf functions:plain",
+            ],
+        ),
     ],
     ids=lambda value: " ".join(value),
 )
-def test_fixes_can_be_typed(place: Tables, arguments: list[str], fixes: list[str]) -> None:
-    said = place.refused(*arguments)
-    assert [line.removeprefix("  fix  ") for line in said.splitlines() if line.startswith("  fix")] == fixes
+def test_fixes_can_be_typed(place: Tables, arguments: list[str], expected: list[str]) -> None:
+    action, *rest = arguments
+    shown = fixes(place.refused(*rest, action=action))
+    assert shown == expected
+    for fix in shown:
+        if fix.startswith("dovetail "):
+            assert place.typed(fix).returncode == 0
+        elif fix.startswith("--") and "package.module" not in fix:
+            words = shlex.split(fix)
+            before = rest[: rest.index(words[0])] if words[0] in rest else rest
+            assert place.fill(*before, *words, action=action).returncode == 0
 
 
 def test_a_module_that_exits_or_prints_does_no_harm(place: Tables) -> None:
     (place.folder / "exits.py").write_text("import sys\nsys.exit(4)\n")
     assert "exits:f: cannot import its module: SystemExit: 4" in place.refused("a", "--udf", "exits:f")
     (place.folder / "prints.py").write_text("print('hello')\ndef f(n: int) -> int:\n    return n\n")
-    told = place.filled("a", "--udf", "prints:f", "--plan", "--no-sample", "--timeout", "5", "--max-errors", "100%")
+    told = place.filled(
+        *("a", "--udf", "prints:f", "--no-sample", "--timeout", "5", "--max-errors", "100%"), action="plan"
+    )
     assert told["rows"] == ROWS
 
 
@@ -437,13 +597,6 @@ def test_a_float_is_not_truncated_for_an_integer_column(place: Tables) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--plan --errors", "--plan and --errors cannot be combined"),
-        ("--plan --errors --history --drop --retry-errors", "--retry-errors and --history and --drop cannot be"),
-        ("--errors --workers 3 --where n>3", "--workers, --where have no effect with --errors"),
-        ("--retry-errors --recompute", "--recompute has no effect with --retry-errors"),
-        ("--retry-errors --num-frags 3", "--num-frags has no effect with --retry-errors"),
-        ("--no-sample", "--no-sample has no effect without --plan"),
-        ("--drop --json", "--json has no effect with --drop"),
         ("--workers 2 --concurrency 3", "--workers and --concurrency are the same option with different values"),
         ("--engine ray --cluster 1x(2cpu,4GB)", "--cluster and --engine ray cannot be combined"),
     ],
@@ -454,16 +607,54 @@ def test_options_that_do_not_go_together_are_one_clear_error(place: Tables, argu
     assert said.count("error[DT367]") == 1
 
 
-def test_every_option_belongs_to_some_action() -> None:
-    named = {name for takes in OPTIONS_BY_ACTION.values() for name in takes}
-    known = {str(parameter.name) for parameter in backfill.params}
-    assert named <= known
+@pytest.mark.parametrize(
+    ("action", "option"),
+    [("errors", "--workers"), ("retry", "--recompute"), ("retry", "--num-frags"), ("run", "--no-sample")],
+)
+def test_an_option_of_another_command_is_refused(place: Tables, action: str, option: str) -> None:
+    assert f"No such option: {option}" in place.refused("a", option, action=action).replace("'", "")
+
+
+def test_the_help_of_every_command_has_an_example(place: Tables) -> None:
+    assert list(backfill.commands) == ["run", "plan", "errors", "retry", "history", "drop"]
+    for name in backfill.commands:
+        shown = place.run("backfill", name, "--help").stdout
+        assert f"dovetail backfill {name} clips.lance" in shown
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ("t.lance twice --udf functions:twice", "run t.lance twice --udf functions:twice"),
+        ("t.lance twice --udf functions:twice --plan", "plan t.lance twice --udf functions:twice"),
+        ("--plan t.lance twice --udf functions:twice", "plan t.lance twice --udf functions:twice"),
+        ("t.lance checked --errors --json", "errors t.lance checked --json"),
+        ("t.lance checked --retry-errors", "retry t.lance checked"),
+        ("t.lance --history", "history t.lance"),
+        ("t.lance checked --where 'n < 3'", "run t.lance checked --where 'n < 3'"),
+        ("t.lance checked --drop", "drop t.lance checked"),
+    ],
+)
+def test_a_command_of_version_0_1_is_refused_with_the_command_that_replaces_it(
+    place: Tables, earlier: str, now: str
+) -> None:
+    place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
+    done = place.typed(f"dovetail backfill {earlier}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert fixes(done.stderr) == [f"dovetail backfill {now}"]
+    assert place.typed(fixes(done.stderr)[0]).returncode == 0
+
+
+def test_a_misspelt_command_is_not_taken_for_a_table(place: Tables) -> None:
+    done = place.run("backfill", "rn", "t.lance", "a")
+    assert done.returncode == 2
+    assert "did you mean 'run'?" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["nowhere.lance", "functions.py", "home"])
 def test_a_path_that_is_not_a_table_is_reported(place: Tables, name: str) -> None:
     place.home.mkdir()
-    done = place.run("backfill", name, "a", "--udf", "functions:twice")
+    done = place.run("backfill", "run", name, "a", "--udf", "functions:twice")
     assert (done.returncode, done.stdout) == (2, "")
     assert "error[DT430]" in done.stderr
     assert str(place.folder / name) in done.stderr
@@ -473,7 +664,7 @@ def test_a_function_that_fits_on_no_node_is_refused_with_a_parameter_that_fits(p
     said = place.refused("a", "--udf", "functions:huge", *CLUSTER, code=3)
     assert "stage 'huge' (64 CPUs) fits on 0 of 1 nodes" in said
     assert "fix  @dt.udf(cpus=2)\n" in said
-    assert place.refused("a", "--udf", "functions:huge", "--plan", *CLUSTER, code=3).count("error[DT") == 1
+    assert place.refused("a", "--udf", "functions:huge", *CLUSTER, code=3, action="plan").count("error[DT") == 1
     assert place.columns() == ["n", "text"]
 
 
@@ -500,7 +691,7 @@ TERM = pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), TERM], ids=["int", "term"])
 def test_a_signal_drains_and_the_same_command_resumes(place: Tables, number: int, code: int) -> None:
     place.make(3000, 100)
-    command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
+    command = ("backfill", "run", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
     with place.started(*command) as started:
         going(place, started)
         started.process.send_signal(number)
@@ -510,7 +701,7 @@ def test_a_signal_drains_and_the_same_command_resumes(place: Tables, number: int
         assert "Traceback" not in started.err
         assert "n2: drained, " in started.out
     place.hurry()
-    told = place.filled(*command[2:])
+    told = place.filled(*command[3:])
     assert told["status"] == "finished"
     assert 0 < told["rows"] < 3000
     assert told["rows"] + told["kept"] + told["done_before"] == 3000
@@ -520,7 +711,7 @@ def test_a_signal_drains_and_the_same_command_resumes(place: Tables, number: int
 @pytest.mark.long
 def test_a_second_signal_stops_at_once_and_finished_work_is_kept(place: Tables) -> None:
     place.make(3000, 100)
-    command = ("backfill", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
+    command = ("backfill", "run", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
     with place.started(*command) as started:
         going(place, started)
         started.process.send_signal(signal.SIGINT)
@@ -529,19 +720,17 @@ def test_a_second_signal_stops_at_once_and_finished_work_is_kept(place: Tables) 
         assert started.ended() == 130, started.err
         assert "Traceback" not in started.err
     assert sum(value is not None for value in place.values("n2")) >= 100
-    assert [job["status"] for job in map(json.loads, place.fill("--history", "--json").stdout.splitlines())] == [
-        "cancelled"
-    ]
+    assert [job["status"] for job in map(json.loads, place.history("--json").stdout.splitlines())] == ["cancelled"]
     place.hurry()
-    assert place.filled(*command[2:], "--fragments", "1")["fragments"] == 1
+    assert place.filled(*command[3:], "--fragments", "1")["fragments"] == 1
 
 
 def test_with_no_wait_a_column_that_another_process_fills_is_refused(place: Tables) -> None:
     place.make(3000, 100)
-    command = ("backfill", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
+    command = ("backfill", "run", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
     with place.started(*command) as started:
         going(place, started)
-        said = place.refused(*command[2:], "--no-wait", code=1)
+        said = place.refused(*command[3:], "--no-wait", code=1)
         assert "error[DT434]" in said
         assert f"pid {started.process.pid}" in said
         assert "omit --no-wait" in said
@@ -555,15 +744,15 @@ def test_calls_in_fixes_and_notes_are_commands() -> None:
     from dovetail.cli.backfill_surface import BackfillSurface
 
     def fix(column: str, *, vanished: bool) -> str:
-        surface = BackfillSurface("t.lance", column, "retry_errors")
+        surface = BackfillSurface("t.lance", column, "retry")
         (problem,) = surface.error(rows_not_retried_error(column, 2, vanished=vanished)).problems
         return problem.fix_texts[0]
 
-    assert fix("n", vanished=True) == "dovetail backfill t.lance n --where 'n IS NULL'"
-    assert fix("My Col", vanished=True) == "dovetail backfill t.lance 'My Col' --where '`My Col` IS NULL'"
-    assert fix("n", vanished=False) == "dovetail backfill t.lance n --retry-errors"
+    assert fix("n", vanished=True) == "dovetail backfill run t.lance n --where 'n IS NULL'"
+    assert fix("My Col", vanished=True) == "dovetail backfill run t.lance 'My Col' --where '`My Col` IS NULL'"
+    assert fix("n", vanished=False) == "dovetail backfill retry t.lance n"
     note = BackfillSurface("t.lance", "n").text(change_note("n", {1}, {1}))
-    assert note.endswith("(compaction): dovetail backfill t.lance n computes the rest")
+    assert note.endswith("(compaction): dovetail backfill run t.lance n computes the rest")
 
 
 def test_a_call_that_the_command_makes_itself_becomes_options() -> None:
@@ -574,15 +763,26 @@ def test_a_call_that_the_command_makes_itself_becomes_options() -> None:
     errors = BackfillSurface("t.lance", "n", "errors")
     skip = Call("table.backfill", ("n",), {"where": "id < 10", "fragments": [0, 1], "on_error": "skip"})
     assert fill.fix(skip) == "--where 'id < 10' --fragments 0,1 --on-error skip"
-    assert errors.fix(skip).startswith("dovetail backfill t.lance n --where ")
+    assert errors.fix(skip).startswith("dovetail backfill run t.lance n --where ")
     with_udf = Call("table.backfill", ("n", Expression("udf")))
     assert fill.fix(with_udf) == "--udf package.module:function"
-    assert errors.fix(with_udf) == "dovetail backfill t.lance n --udf package.module:function"
+    assert errors.fix(with_udf) == "dovetail backfill run t.lance n --udf package.module:function"
     assert fill.fix(Call("table.add_column", (["a", "b"], Expression("udf")))) == (
-        "dovetail backfill t.lance a,b --udf package.module:function"
+        "dovetail backfill run t.lance a,b --udf package.module:function"
     )
     assert errors.fix(Call("table.add_column", ("n", Expression("udf")))) == ""
-    assert fill.fix(Call("table.drop", (["a", "b"],))) == "dovetail backfill t.lance a,b --drop"
+    assert fill.fix(Call("table.drop", (["a", "b"],))) == ""  # no fix removes a column
+    assert fill.fix(Call("table.history")) == "dovetail backfill history t.lance"
+    options = ("aws_region=eu-west-1", "aws_secret_access_key=x", "azure_storage_sas_token=x")
+    stored = BackfillSurface("s3://b/t.lance", "n", "run", storage=options)
+    assert stored.fix(Call("table.errors", ("n",))) == (
+        "dovetail backfill errors s3://b/t.lance n --storage-option aws_region=eu-west-1"
+    )
+    several = BackfillSurface("t.lance", "a,b", "run", "functions:size")
+    assert several.fix(Call("table.backfill", ("a",), {"on_error": "skip"})) == "--on-error skip"
+    assert several.fix(Call("table.add_column", ("c", Expression("size")))) == (
+        "dovetail backfill run t.lance c --udf functions:size"
+    )
     assert fill.fix(Call("dt.simulate", (Expression("pipeline"),))) == ""
     assert fill.fix(Change({"wait": True})) == "omit --no-wait"
     assert fill.fix(Change({"cluster": "1x(4cpu, 8GB)", "share": UNSET})) == (

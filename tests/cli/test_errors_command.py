@@ -129,6 +129,6 @@ def test_failed_rows_of_a_backfill_are_shown_too(tmp_path: Path, monkeypatch: py
         "def half(n: int) -> int:\n    if n == 7:\n        raise ValueError('a seven')\n    return n // 2\n"
     )
     monkeypatch.chdir(place.folder)
-    done = place.run("backfill", "t.lance", "half", "--udf", "functions:half", "--on-error", "skip", *CLUSTER)
+    done = place.run("backfill", "run", "t.lance", "half", "--udf", "functions:half", "--on-error", "skip", *CLUSTER)
     assert done.returncode == 0, done.stderr
-    assert place.run("errors").stdout == "1 item in half: ValueError: a seven\n  row 7 (fragment 0, offset 7)\n"
+    assert place.run("errors").stdout == "1 row in half: ValueError: a seven\n  row 7 (fragment 0, offset 7)\n"

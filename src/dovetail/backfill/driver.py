@@ -33,7 +33,7 @@ from dovetail.backfill.lance_table import NewDataFile
 from dovetail.backfill.lease import hold_leases
 from dovetail.backfill.pending_work import add_missing_column_files, find_pending_work
 from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
-from dovetail.backfill.result import BackfillResult
+from dovetail.backfill.result import BackfillResult, format_rows
 from dovetail.backfill.row_progress import RowProgress
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
 from dovetail.backfill.worker_stage import (
@@ -48,7 +48,7 @@ from dovetail.backfill.worker_stage import (
     save_rate,
 )
 from dovetail.engines.ray.address import is_ray_engine
-from dovetail.errors import Call, DovetailError, Expression, InfeasibleError, Problem, RunError, Setting, Text
+from dovetail.errors import PYTHON, Call, DovetailError, Expression, InfeasibleError, Problem, RunError, Setting, Text
 from dovetail.pipeline.error_policy import ErrorBudget
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.run import run as start
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.target import FillTarget
     from dovetail.backfill.task import FillJob, RangeResult
     from dovetail.backfill.udf import Udf
+    from dovetail.errors import Surface
     from dovetail.runtime.run_handle import Run
 
 MAX_ROUNDS = 20
@@ -82,6 +83,8 @@ class BackfillDriver:
     run_id: str
     reads: tuple[str, ...] = ()
     """Columns to read, if they differ from those in the identity."""
+    surface: Surface = PYTHON
+    """Spelling of calls in the notes that are printed."""
     refresh_target: Callable[[], FillTarget] | None = None
     """Called when the lease is held, to reload the target."""
     count_earlier_failures: Callable[[], int] = lambda: 0
@@ -111,7 +114,7 @@ class BackfillDriver:
         self.result = BackfillResult(column, run=self.run_id, version=self.table.version)
         self._job_record = JobRecord(self.run_id, column, RUNNING, time.time())
         self._budget = ErrorBudget()
-        self.progress = RowProgress(self.result, self.arguments.progress)
+        self.progress = RowProgress(self.result, self.arguments.progress, surface=self.surface)
 
     # --- rounds
 
@@ -217,7 +220,7 @@ class BackfillDriver:
     def _budget_error(self) -> RunError:
         column, before = self.target.columns[0], self._earlier_failures
         failed, allowed = before + self.result.errors, self._budget.text(self._requested_rows, "rows")
-        what = f"column {column!r}: {failed:,} rows failed, more than "
+        what = f"column {column!r}: {format_rows(failed)} failed, more than "
         message = Text(what, Setting("max_errors"), f" allows ({allowed})")
         earlier = (f"{before:,} of them in earlier calls",) if before else ()
         fixes = (
@@ -392,13 +395,15 @@ class BackfillDriver:
 
     def _skip_call(self) -> Call:
         """This call with on_error="skip"."""
+        function = () if self.udf.reference else (Expression(self.udf.name),)
+        if self.target.only is not None:
+            return Call("table.retry_errors", (self.target.columns[0], *function), {"on_error": "skip"})
         fragments = self.arguments.fragments
         given = {
             "where": self.target.where,
             "fragments": list(fragments) if isinstance(fragments, tuple) else fragments,
         }
         changed = {name: value for name, value in given.items() if value is not None} | {"on_error": "skip"}
-        function = () if self.udf.reference else (Expression(self.udf.name),)
         return Call("table.backfill", (self.target.columns[0], *function), changed)
 
     def _on_rows(self, done: RangeResult, queue: TaskQueue, committer: Committer) -> None:

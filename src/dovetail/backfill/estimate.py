@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.pending_work import find_pending_work
+from dovetail.backfill.result import format_rows
 from dovetail.backfill.row_reader import to_single_batch
 from dovetail.backfill.target import make_target
 from dovetail.backfill.udf_caller import UdfCaller
@@ -87,7 +88,8 @@ class BackfillPlan:
 
     def __str__(self) -> str:
         text = (
-            f"{self.column} by {self.udf}: {self.rows:,} rows in {format_count(self.fragments, 'fragment')} to compute"
+            f"{self.column} by {self.udf}: {format_rows(self.rows)} in "
+            f"{format_count(self.fragments, 'fragment')} to compute"
         )
         if self.done_rows:
             text += f", {self.done_rows:,} in {format_count(self.done_fragments, 'fragment')} done"

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.backfill.lease import read_holder
+from dovetail.backfill.result import format_rows
 from dovetail.backfill.store import column_folder
 from dovetail.observe.text_format import format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dovetail.backfill.store import Store
     from dovetail.backfill.udf import Udf
@@ -25,11 +26,13 @@ RecordT = TypeVar("RecordT", "ColumnRecord", "JobRecord")
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Inputs and rows from which values were computed."""
+    """Inputs and rows from which values were computed, and the version of the function."""
 
     inputs: tuple[str, ...]
     where: str | None
     generation: int
+    version: str = ""
+    """"": unknown."""
 
 
 @dataclass(slots=True)
@@ -54,9 +57,7 @@ class ColumnRecord:
     where_recomputing: str | None = None
     """Condition of the unfinished recomputation."""
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Identity of values -> `Made`; the most recent ones."""
-    same: dict[str, str] = field(default_factory=dict)
-    """Identity -> identity that it counts as: a retry of failed rows keeps the rows of an older function."""
+    """Identity of values -> `Provenance`; the most recent ones."""
 
     @property
     def folder(self) -> str:
@@ -83,17 +84,18 @@ class ColumnRecord:
         """Merge changes that other processes saved meanwhile."""
         self.generation, self.recomputing = before.generation, before.recomputing
         self.where_generation, self.where_recomputing = before.where_generation, before.where_recomputing
-        self.made, self.same = dict(before.made), dict(before.same)
+        self.made = dict(before.made)
 
     def provenance_of(self, identity: str) -> Provenance:
         content = self.made.get(identity, {})
         inputs = content.get("inputs", self.inputs)
         where = content.get("where")
-        return Provenance(tuple(inputs), where, content.get("generation", self.generation_of(where)))
+        generation = content.get("generation", self.generation_of(where))
+        return Provenance(tuple(inputs), where, generation, content.get("version", ""))
 
     def add_provenance(self, identity: str, made: Provenance) -> None:
         self.made.pop(identity, None)
-        self.made[identity] = {"inputs": list(made.inputs), "where": made.where, "generation": made.generation}
+        self.made[identity] = asdict(made) | {"inputs": list(made.inputs)}
         for old in list(self.made)[:-MAX_PROVENANCES]:
             del self.made[old]
 
@@ -127,7 +129,8 @@ class JobRecord:
         until = self.written if self.status == LOST else self.ended or time.time()
         took = format_duration(max(0.0, until - self.began))
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.began))
-        text = f"{when}  {self.column}  {self.status}  {self.rows:,} rows in {took}, {self.fragments} fragments"
+        rows, fragments = format_rows(self.rows), format_count(self.fragments, "fragment")
+        text = f"{when}  {self.column}  {self.status}  {rows} in {took}, {fragments}"
         if self.errors or self.message:
             text = f"{text}, {format_count(self.errors, 'error')}  {self.message}".rstrip()
         return text
@@ -178,14 +181,31 @@ def has_stored_state(store: Store, column: str) -> bool:
     return store.get(_record_path(column)) is not None or column_folder(column) in store.folders("")
 
 
+def write_created_fields(store: Store, fields: Mapping[str, int]) -> None:
+    """Record that Dovetail created these columns. The field id distinguishes a column from a later one of the same
+    name."""
+    for column, number in fields.items():
+        store.put(_created_path(column), _to_json({"column": column, "field": number}))
+
+
+def read_created_field(store: Store, column: str) -> int | None:
+    """Field id of the column when Dovetail created it; None if it did not."""
+    number = _parse_object(store.get(_created_path(column))).get("field")
+    return number if isinstance(number, int) else None
+
+
 def delete_column_state(store: Store, columns: Iterable[str]) -> None:
     for column in columns:
-        store.delete(_record_path(column))
+        store.delete(_record_path(column), _created_path(column))
         store.delete_folder(column_folder(column))
 
 
 def _record_path(column: str) -> str:
     return f"columns/{column_folder(column)}.json"
+
+
+def _created_path(column: str) -> str:
+    return f"columns/{column_folder(column)}.created.json"
 
 
 # --- jobs
@@ -213,7 +233,7 @@ def _with_current_status(store: Store, job: JobRecord) -> JobRecord:
     if job.status == RUNNING:
         owner = read_holder(store, job.column)
         if owner is None or owner.run != job.run or not owner.alive:
-            job.status, job.message = LOST, "its process is dead; repeat the call to resume"
+            job.status, job.message = LOST, "its process is dead; repeat the backfill to resume"
     return job
 
 

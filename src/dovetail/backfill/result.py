@@ -25,6 +25,29 @@ PHASE_NAMES = {
 WORKER_PHASES = ("read", "compute", "checkpoint", "write")
 
 
+def format_rows(count: int) -> str:
+    """'1 row', '10,000 rows'."""
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedColumn:
+    """A column that `table.drop` removes."""
+
+    name: str
+    type: str
+    rows: int
+    """Rows of the table."""
+    version: int
+    """Last version of the table that contains the column."""
+    created: bool
+    """Whether Dovetail created the column."""
+
+    def __str__(self) -> str:
+        rows = format_rows(self.rows)
+        return f"{self.name}: {rows} of type {self.type}; version {self.version} of the table still contains them"
+
+
 @dataclass(slots=True)
 class BackfillResult:
     """Result of `table.backfill`; printing it shows a summary."""
@@ -79,7 +102,7 @@ class BackfillResult:
             lines.append(f"  time of {format_count(self.workers, 'worker')}: {time_breakdown_text(self.times)}")
             lines.append(f"  slowest: {PHASE_NAMES[self.slowest]}")
         if self.errors:
-            rows = format_count(self.errors, "row")
+            rows = format_rows(self.errors)
             calls = [surface.call(Call(f"table.{name}", (self.column,))) for name in ("errors", "retry_errors")]
             lines.append(f"  {rows} failed: {', '.join(calls)}")
         return "\n".join(lines + [f"  note: {surface.text(note)}" for note in self.notes])
@@ -87,15 +110,16 @@ class BackfillResult:
     def _headline(self) -> str:
         if not self.rows and not self.fragments:
             failed = f", {self.failed_before:,} of them failed (NULL)" if self.failed_before else ""
-            done = f", {self.done_before:,} rows are already filled{failed}" if self.done_before else ""
+            are = "is" if self.done_before == 1 else "are"
+            done = f", {format_rows(self.done_before)} {are} already filled{failed}" if self.done_before else ""
             return f"{self.column}: nothing to do{done}"
-        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
-        text = f"{self.column}: {self.status}, {rows} in {format_duration(self.seconds)}"
+        text = f"{self.column}: {self.status}, {format_rows(self.rows)} in {format_duration(self.seconds)}"
         if self.rows:
             text += f" ({format_number(self.rows_per_s)} rows/s)"
         text += f", {format_count(self.fragments, 'fragment')} in {format_count(self.commits, 'commit')}"
         if self.kept or self.done_before:
-            text += f"; {self.done_before + self.kept:,} rows were already filled"
+            earlier = self.done_before + self.kept
+            text += f"; {format_rows(earlier)} {'was' if earlier == 1 else 'were'} already filled"
         return text
 
 

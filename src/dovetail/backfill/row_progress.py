@@ -7,12 +7,14 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from dovetail.backfill.result import PHASE_NAMES
+from dovetail.errors import PYTHON
 from dovetail.streaming.view import WorkCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dovetail.backfill.result import BackfillResult
+    from dovetail.errors import Surface
 
 SILENCE_S = 10.0
 """Time without a result that is displayed. Tasks take one or two seconds, unless a single row takes longer."""
@@ -21,9 +23,16 @@ SILENCE_S = 10.0
 class RowProgress:
     """Rows and fragments of the current round. Thread: the driver writes, the loop of the run calls `counts`."""
 
-    def __init__(self, filled: BackfillResult, show: bool | None, stream: TextIO | None = None) -> None:
-        """`show` False: print no notes."""
+    def __init__(
+        self,
+        filled: BackfillResult,
+        show: bool | None,
+        stream: TextIO | None = None,
+        surface: Surface = PYTHON,
+    ) -> None:
+        """`show` False: print no notes. `surface`: the spelling of calls in notes."""
         self._filled = filled
+        self._surface = surface
         self._stream = stream or sys.stderr
         self._prints_notes = show is not False
         self._last = time.monotonic()
@@ -43,17 +52,17 @@ class RowProgress:
     def print_note(self, text: str) -> None:
         """Print a line of its own, also outside of a terminal."""
         if self._prints_notes:
-            print(f"{self._filled.column}: {text}", file=self._stream, flush=True)
+            print(f"{self._filled.column}: {self._surface.text(text)}", file=self._stream, flush=True)
 
     def counts(self) -> WorkCounts:
         done = self.rows_total - self.count_rows_left()
-        return WorkCounts("rows", done, self.rows_total, self._filled.errors, self._detail())
+        return WorkCounts("rows", done, self.rows_total, self._filled.errors, tuple(self._details()))
 
-    def _detail(self) -> str:
-        text = f"{self.committed} of {self.fragments_total} fragments committed"
-        if self._filled.rows:
-            text += f", slowest: {PHASE_NAMES[self._filled.slowest]}"
+    def _details(self) -> Iterator[str]:
         silence_s = time.monotonic() - self._last
         if silence_s >= SILENCE_S and self.count_rows_left():
-            text += f", no results for {silence_s:.0f} s; use a timeout to stop rows that hang"
-        return text
+            yield f"no results for {silence_s:.0f} s"
+            yield "use a timeout to stop rows that hang"
+        yield f"{self.committed} of {self.fragments_total} fragments committed"
+        if self._filled.rows:
+            yield f"slowest: {PHASE_NAMES[self._filled.slowest]}"

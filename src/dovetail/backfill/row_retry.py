@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dovetail.backfill.checkpoints import CARRIED_OVER, errors_folder, parts_folder
 from dovetail.backfill.driver import BackfillDriver
 from dovetail.backfill.error_cleanup import RETRY_INFIX, replace_retried_errors
 from dovetail.backfill.failed_rows import RowError, read_error_files, to_json_line
-from dovetail.backfill.records import DRAINED, columns_to_read, make_column_record, read_column, write_column
-from dovetail.backfill.result import BackfillResult
-from dovetail.backfill.target import FillTarget, make_identity
+from dovetail.backfill.records import (
+    DRAINED,
+    FINISHED,
+    columns_to_read,
+    make_column_record,
+    read_column,
+    write_column,
+)
+from dovetail.backfill.result import BackfillResult, format_rows
+from dovetail.backfill.target import FillTarget, current_identity, make_identity
 from dovetail.backfill.task import FailedRow
-from dovetail.errors import Call, Text
+from dovetail.errors import PYTHON, Call, Text
+from dovetail.observe.text_format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dovetail.backfill.arguments import BackfillArguments
     from dovetail.backfill.lance_table import Fragment, LanceTable
-    from dovetail.backfill.records import ColumnRecord
+    from dovetail.backfill.records import ColumnRecord, Provenance
     from dovetail.backfill.store import Store
     from dovetail.backfill.udf import Udf
+    from dovetail.errors import Surface
 
 
 def read_current_errors(table: LanceTable, store: Store, record: ColumnRecord) -> list[RowError]:
@@ -96,77 +105,111 @@ def _is_filled(fragment: Fragment, fields: Iterable[int], prefix: str) -> bool:
     return bool(own) and all(file.path.startswith(prefix) for file in own)
 
 
-def retry_failed_rows(
-    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, arguments: BackfillArguments, run: str
-) -> BackfillResult:
-    """Retry the failed rows, in one run per identity; usually there is one."""
-    result = BackfillResult(record.columns[0], run=run, version=table.version)
-    begun = sum(map(len, _errors_by_identity(table, store, record).values()))
-    found = _errors_by_identity(table, store, record, begun=False)
-    left = begun - sum(map(len, found.values()))
-    column = record.columns[0]
-    if left:
-        what = f"{left:,} rows of unfinished fragments, or of fragments whose input changed"
-        result.notes.append(Text(f"{what}: ", Call("table.backfill", (column,)), " first"))
-    elif not found:
-        fill = Call("table.backfill", (column,))
-        result.notes.append(Text("no failed rows; after a compaction ", fill, " computes what is NULL"))
-    for identity in found:
-        retried = _retry_identity(table, store, udf, record, arguments, run, identity)
-        retried.rows += result.rows
-        retried.errors += result.errors
-        retried.fragments += result.fragments
-        retried.notes[:0] = result.notes
-        result = retried
-        if result.status == DRAINED:
-            break
-    return result
+@dataclass(frozen=True, slots=True)
+class RowRetry:
+    """One call of `retry_errors`."""
 
+    table: LanceTable
+    store: Store
+    udf: Udf
+    record: ColumnRecord
+    arguments: BackfillArguments
+    run_id: str
+    surface: Surface = PYTHON
+    """Spelling of calls in the notes that are printed."""
 
-def _retry_identity(
-    table: LanceTable,
-    store: Store,
-    udf: Udf,
-    record: ColumnRecord,
-    arguments: BackfillArguments,
-    run: str,
-    identity: str,
-) -> BackfillResult:
-    parts = f"{identity}{RETRY_INFIX}{hashlib.sha256(udf.version.encode()).hexdigest()[:8]}"
+    def run(self) -> BackfillResult:
+        """Retry the failed rows, in one run per identity; usually there is one."""
+        column = self.record.columns[0]
+        result = BackfillResult(column, run=self.run_id, version=self.table.version)
+        begun = sum(map(len, _errors_by_identity(self.table, self.store, self.record).values()))
+        found = _errors_by_identity(self.table, self.store, self.record, begun=False)
+        left = begun - sum(map(len, found.values()))
+        if left:
+            what = f"{format_rows(left)} of unfinished fragments, or of fragments whose input changed"
+            result.notes.append(Text(f"{what}: ", Call("table.backfill", (column,)), " first"))
+        elif not found:
+            fill = Call("table.backfill", (column,))
+            result.notes.append(Text("no failed rows; after a compaction ", fill, " computes what is NULL"))
+        for identity in found:
+            driver = self._make_driver(identity)
+            retried = driver.fill()
+            if retried.status == FINISHED:
+                retried.notes += _other_version_notes(driver, self.record)
+            retried.rows += result.rows
+            retried.errors += result.errors
+            retried.fragments += result.fragments
+            retried.notes[:0] = result.notes
+            result = retried
+            if result.status == DRAINED:
+                break
+        return result
 
-    def current_target() -> FillTarget:
+    def _make_driver(self, identity: str) -> BackfillDriver:
+        """The driver that computes the failed rows of one identity. Their fragments keep this identity, because their
+        other rows do."""
+        parts = f"{identity}{RETRY_INFIX}{hashlib.sha256(self.udf.version.encode()).hexdigest()[:8]}"
+        target = replace(_target_of_identity(self.table, self.record, identity), parts=parts, only={})
+        driver = BackfillDriver(
+            *(self.table, self.store, self.udf, target, self.arguments, self.run_id),
+            reads=tuple(columns_to_read(self.udf, self.table.schema.names, self.record.columns)),
+            surface=self.surface,
+        )
+        driver.refresh_target = lambda: self._current_target(identity, parts)
+        driver.on_commit = lambda committed: replace_retried_errors(self.store, target, committed.fragments)
+        driver.on_finished = lambda: self._record_function(identity)
+        return driver
+
+    def _current_target(self, identity: str, parts: str) -> FillTarget:
         """Called while the lease is held: another process may have retried or filled these rows meanwhile."""
-        now, newest = read_column(store, record.columns[0]) or record, table.newest()
+        now, newest = self._current_record(), self.table.newest()
         only: dict[int, set[int]] = {}
-        for row in _errors_by_identity(newest, store, now, begun=False).get(identity, ()):
+        for row in _errors_by_identity(newest, self.store, now, begun=False).get(identity, ()):
             only.setdefault(row.fragment, set()).add(row.offset)
         chosen = {fragment: tuple(sorted(offsets)) for fragment, offsets in only.items()}
         return replace(_target_of_identity(newest, now, identity), parts=parts, only=chosen)
 
-    target = replace(_target_of_identity(table, record, identity), parts=parts, only={})
-    reads = tuple(columns_to_read(udf, table.schema.names, record.columns))
-    driver = BackfillDriver(table, store, udf, target, arguments, run, reads=reads)
-    driver.refresh_target = current_target
-    driver.on_commit = lambda committed: replace_retried_errors(store, target, committed.fragments)
-    driver.on_finished = lambda: _record_same_identity(table, store, record, udf, identity)
-    retried = driver.fill()
-    more = {*reads} - {*record.provenance_of(identity).inputs}
-    if more:
-        what = f"{udf.name} also reads {', '.join(map(repr, sorted(more)))}: the next "
-        retried.notes.append(Text(what, Call("table.backfill", (record.columns[0],)), " computes all rows with it"))
-    return retried
+    def _record_function(self, identity: str) -> None:
+        """Record the function, which may have changed, as the one that fills the column."""
+        before = self._current_record()
+        inputs = columns_to_read(self.udf, self.table.schema.names, before.columns)
+        now = make_column_record(self.udf, before.columns, inputs, before)
+        now.add_provenance(identity, before.provenance_of(identity))
+        if now != before:
+            write_column(self.store, now)
+
+    def _current_record(self) -> ColumnRecord:
+        return read_column(self.store, self.record.columns[0]) or self.record
 
 
-def _record_same_identity(table: LanceTable, store: Store, record: ColumnRecord, udf: Udf, identity: str) -> None:
-    """Record that the rows that were kept count as computed by the changed function."""
-    before = read_column(store, record.columns[0]) or record
-    names = table.schema.names
-    now = make_column_record(udf, before.columns, columns_to_read(udf, names, before.columns), before)
-    made = before.provenance_of(identity)
-    outputs = [(name, str(table.schema.field(name).type)) for name in now.columns]
-    wanted = make_identity(outputs, udf.version, now.inputs, made.where, made.generation)
-    if wanted != identity and {*now.inputs} <= {*made.inputs}:  # otherwise a change of its inputs would go unnoticed
-        now.same[wanted] = identity
-    now.add_provenance(identity, made)
-    if now != before:
-        write_column(store, now)
+def _other_version_notes(driver: BackfillDriver, record: ColumnRecord) -> list[str]:
+    """A note if the other rows of the column were computed by another version of the function."""
+    udf, table, target = driver.udf, driver.table.newest(), driver.target
+    made = record.provenance_of(target.identity)
+    outputs = [(name, str(table.schema.field(name).type)) for name in target.columns]
+    if make_identity(outputs, udf.version, driver.reads, made.where, made.generation) == target.identity:
+        return []
+    who = _rows_of_identity(table, target, made)
+    what = f"{who} computed by another version of {udf.name}: the next "
+    again = Call("table.backfill", (target.columns[0],))
+    if made.version and driver.reads == made.inputs:
+        keep = Call("@dt.udf", (), {"version": made.version})
+        return [Text(what, again, " computes all rows with this one; ", keep, " keeps them")]
+    return [Text(what, again, " computes all rows with this one")]
+
+
+def _rows_of_identity(table: LanceTable, target: FillTarget, made: Provenance) -> str:
+    """'2,299 rows were': those of the identity that were not retried."""
+    assert target.only is not None
+    fields = target.fields(table)
+    alive = [
+        fragment.rows - fragment.deleted
+        for fragment in table.fragments()
+        if current_identity(fragment, fields) == target.identity
+    ]
+    if made.where is not None:  # rows that do not match the condition were computed in other ways
+        return f"rows of {format_count(len(alive), 'fragment')} were"
+    others = sum(alive) - sum(map(len, target.only.values()))
+    if not others:
+        return "the rows count as"
+    return f"{format_rows(others)} {'was' if others == 1 else 'were'}"

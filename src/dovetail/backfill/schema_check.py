@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.arrow_types import (
@@ -18,7 +19,7 @@ from dovetail.backfill.arrow_types import (
     record_fields,
 )
 from dovetail.backfill.signature import BAD_SIGNATURE, NO_ANNOTATION, is_array, strip_optional
-from dovetail.errors import Call, Expression, Problem, Text, did_you_mean
+from dovetail.errors import Call, Expression, Problem, did_you_mean
 
 if TYPE_CHECKING:
     from dovetail.backfill.udf import Udf
@@ -172,13 +173,27 @@ def _check_outputs(udf: Udf, outputs: OutputTypes, schema: Any, columns: Sequenc
         there = schema.field(column).type
         if is_blob(there):
             message = f"{udf.name}: cannot fill {column!r}: it is a blob column, which only Lance can write"
-            problems.append(Problem(OUTPUT_MISMATCH, message, fixes=(f"fill another column: {column}_new",)))
+            problems.append(
+                Problem(OUTPUT_MISMATCH, message, fixes=(_fill_other_column(udf, schema, columns, column),))
+            )
             continue
         if not (kind.equals(there) if explicit else can_store(kind, there)):
             message = f"{udf.name} returns {kind}, but column {column!r} is {there}"
             fixes = (
-                f'data_type="{there}", if its values are of that type',
-                Text(Call("table.drop", (column,)), ", and add it again"),
+                Call("@dt.udf", (), {"data_type": str(there)}, note="if its values are of that type"),
+                _fill_other_column(udf, schema, columns, column),
             )
             problems.append(Problem(OUTPUT_MISMATCH, message, fixes=fixes))
     return problems
+
+
+def _fill_other_column(udf: Udf, schema: Any, columns: Sequence[str], column: str) -> Call:
+    """The call that fills a new column instead of `column`."""
+    names = [unused_name(name, schema.names) if name == column else name for name in columns]
+    return Call("table.add_column", (names if len(names) > 1 else names[0], Expression(udf.name)))
+
+
+def unused_name(column: str, taken: Sequence[str]) -> str:
+    """A name like that of the column which the table does not have."""
+    number = next(n for n in count(2) if f"{column}_{n}" not in taken)
+    return f"{column}_{number}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.arguments import BackfillArguments, parse_arguments, validate_arguments
+from dovetail.backfill.change_notes import null_condition
 from dovetail.backfill.driver import BackfillDriver
 from dovetail.backfill.lance_client import translate_write_errors
 from dovetail.backfill.lance_table import LanceTable
@@ -22,17 +23,32 @@ from dovetail.backfill.records import (
     has_stored_state,
     make_column_record,
     read_column,
+    read_created_field,
     read_jobs,
     write_column,
+    write_created_fields,
 )
-from dovetail.backfill.row_retry import carry_over_errors, read_current_errors, retry_failed_rows
+from dovetail.backfill.result import DroppedColumn, format_rows
+from dovetail.backfill.row_retry import RowRetry, carry_over_errors, read_current_errors
+from dovetail.backfill.schema_check import unused_name
 from dovetail.backfill.store import Store, column_folder
 from dovetail.backfill.target import make_target
 from dovetail.backfill.udf import Udf, load_udf
 from dovetail.backfill.udf import udf as make_udf
 from dovetail.backfill.worker_stage import plan_workers
 from dovetail.engines.ray.address import is_ray_engine
-from dovetail.errors import Call, Change, ConfigError, DovetailError, Expression, Problem, RunError, Text, did_you_mean
+from dovetail.errors import (
+    PYTHON,
+    Call,
+    Change,
+    ConfigError,
+    DovetailError,
+    Expression,
+    Problem,
+    RunError,
+    Text,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,12 +58,14 @@ if TYPE_CHECKING:
     from dovetail.backfill.failed_rows import RowError
     from dovetail.backfill.result import BackfillResult
     from dovetail.backfill.target import FillTarget
+    from dovetail.errors import Surface
     from dovetail.pipeline.error_policy import ErrorPolicy, Retry
     from dovetail.pipeline.stage import Workers
     from dovetail.resources.cluster import Cluster
 
 NO_COLUMN = "DT447"
 COLUMN_EXISTS = "DT448"
+NOT_CREATED = "DT450"
 RESERVED_NAMES = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
 """Names that Lance reserves; a column of such a name makes the table unreadable."""
 
@@ -60,9 +78,12 @@ def table(uri: str | Path, storage_options: Mapping[str, str] | None = None) -> 
 class Table:
     """Columns of a Lance table: add, fill, list failed rows. Every call reads the newest version of the table."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, uri: str, storage_options: Mapping[str, str] | None = None, *, surface: Surface = PYTHON
+    ) -> None:
+        """`surface`: the spelling of calls in the notes that a backfill prints."""
         found = LanceTable(uri, storage_options)
-        self.uri, self._storage = found.uri, found.storage
+        self.uri, self._storage, self._surface = found.uri, found.storage, surface
         self._store = Store(self.uri, self._storage)
 
     def __repr__(self) -> str:
@@ -93,11 +114,8 @@ class Table:
         there = [column for column in columns if column in found.schema.names]
         if there and (record is None or record.columns != columns):
             message = f"the table already has a column {there[0]!r}"
-            fixes = (
-                Call("table.backfill", (there[0], Expression("udf")), note="computes it again"),
-                Call("table.drop", (there[0],), note="removes it"),
-            )
-            problems.append(Problem(COLUMN_EXISTS, message, fixes=fixes, place=self.uri))
+            fix = Call("table.add_column", (unused_name(there[0], found.schema.names), Expression("udf")))
+            problems.append(Problem(COLUMN_EXISTS, message, fixes=(fix,), place=self.uri))
         if problems:
             raise ConfigError(problems)
         self._add(found, function, columns, record)
@@ -113,6 +131,7 @@ class Table:
         if missing:
             try:
                 found = found.add_columns(missing)
+                write_created_fields(self._store, {one.name: found.field_ids()[one.name] for one in missing})
             except DovetailError:  # another process may have added the same column
                 found = found.newest()
                 if any(one.name not in found.schema.names or found.schema.field(one.name) != one for one in missing):
@@ -122,8 +141,9 @@ class Table:
         )
         return found
 
-    def drop(self, column: str | Sequence[str]) -> None:
-        """Remove a column from the table, and its records beside the table."""
+    def drop(self, column: str | Sequence[str], *, force: bool = False) -> list[DroppedColumn]:
+        """Remove a column from the table, and its records beside the table. Columns that Dovetail did not create are
+        removed only with `force`."""
         names = _check_column_names(column)
         found = self._newest()
         there = found.schema.names
@@ -140,11 +160,28 @@ class Table:
             left = [name for name in together if name in there]
             every.update(together)
             if set(left) - set(names):
-                message = f"{', '.join(together)} are filled together"
-                problems.append(Problem(NO_COLUMN, message, fixes=(Call("table.drop", (left,)),), place=self.uri))
+                message = f"{', '.join(together)} are filled together, and only removed together"
+                fix = f"name all of them, or none: {', '.join(left)}"
+                problems.append(Problem(NO_COLUMN, message, fixes=(fix,), place=self.uri))
+        existing = [name for name in names if name in there]
+        dropped = [self._describe_drop(found, name) for name in existing]
+        if not force:
+            problems += [self._not_created_problem(one) for one in dropped if not one.created]
         if problems:
             raise ConfigError(problems)
-        self._drop(found, [name for name in names if name in there], sorted(every))
+        self._drop(found, existing, sorted(every))
+        return dropped
+
+    def _describe_drop(self, found: LanceTable, column: str) -> DroppedColumn:
+        rows = sum(fragment.rows - fragment.deleted for fragment in found.fragments())
+        created = read_created_field(self._store, column) == found.field_ids()[column]
+        return DroppedColumn(column, str(found.schema.field(column).type), rows, found.version, created)
+
+    def _not_created_problem(self, one: DroppedColumn) -> Problem:
+        message = f"column {one.name!r} was not created by Dovetail, and is not removed"
+        evidence = (f"it has {format_rows(one.rows)} of type {one.type}",)
+        fix = Call("table.history", note="lists the columns that Dovetail filled")
+        return Problem(NOT_CREATED, message, evidence, (fix,), self.uri)
 
     def _drop(self, found: LanceTable, there: list[str], kept: list[str]) -> None:
         """Columns of the table, and records of these and of removed columns."""
@@ -217,7 +254,11 @@ class Table:
             plan_workers(function, arguments)
         ready, record = self._ensure_columns(found, function, names, before)
         target = make_target(ready, function, record, arguments)
-        driver = BackfillDriver(ready, self._store, function, target, arguments, _new_run_id(), tuple(record.inputs))
+        driver = BackfillDriver(
+            *(ready, self._store, function, target, arguments, _new_run_id()),
+            reads=tuple(record.inputs),
+            surface=self._surface,
+        )
         driver.refresh_target = lambda: self._refresh_target(ready, function, record, arguments)
         driver.on_finished = lambda: self._save_outcome(record, arguments)
         driver.count_earlier_failures = lambda: len(read_current_errors(self._newest(), self._store, record))
@@ -276,7 +317,8 @@ class Table:
             if column not in found.schema.names:
                 raise ConfigError(self._no_column_problem(found, column))
             message = f"no function is registered for column {column!r}"
-            raise ConfigError(Problem(NO_COLUMN, message, fixes=(_first_fill(column),), place=self.uri))
+            fix = Call("table.backfill", (column, Expression("udf")), {"where": null_condition(column)})
+            raise ConfigError(Problem(NO_COLUMN, message, fixes=(fix,), place=self.uri))
         if not record.reference:
             message = f"{column!r} is filled by {record.name}, which cannot be imported by name (script or lambda)"
             fix = Call(f"table.{call}", (column, Expression(record.name)))
@@ -302,9 +344,8 @@ class Table:
         if arguments.recompute and not arguments.recompute_fragments:
             record.start_recompute(arguments.where)
         target = make_target(found, udf, record, arguments)
-        record.add_provenance(
-            target.identity, Provenance(target.inputs, target.where, record.generation_of(target.where))
-        )
+        made = Provenance(target.inputs, target.where, record.generation_of(target.where), udf.version)
+        record.add_provenance(target.identity, made)
         write_column(self._store, record)
         if arguments.where is not None:
             carry_over_errors(now, self._store, record, target)
@@ -363,7 +404,8 @@ class Table:
         if problems:
             raise ConfigError(problems)
         with translate_write_errors(self.uri):
-            return retry_failed_rows(found, self._store, function, record, arguments, _new_run_id())
+            retry = RowRetry(found, self._store, function, record, arguments, _new_run_id(), self._surface)
+            return retry.run()
 
     def history(self, column: str | None = None) -> list[JobRecord]:
         """All backfills of a column, or of all columns; oldest first."""
@@ -382,11 +424,8 @@ class Table:
         if column not in found.schema.names:
             return self._no_column_problem(found, column)
         message = f"column {column!r} was never filled by a function"
-        return Problem(NO_COLUMN, message, fixes=(_first_fill(column),), place=self.uri)
-
-
-def _first_fill(column: str) -> Call:
-    return Call("table.backfill", (column, Expression("udf")))
+        fix = Call("table.history", note="lists the columns that were filled")
+        return Problem(NO_COLUMN, message, fixes=(fix,), place=self.uri)
 
 
 def _check_column_names(column: str | Sequence[str]) -> list[str]:
@@ -394,7 +433,7 @@ def _check_column_names(column: str | Sequence[str]) -> list[str]:
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else []
     if not names or not all(isinstance(name, str) and name for name in names) or len({*names}) != len(names):
         message = f"{column!r} is not a column name or a list of different names"
-        raise ConfigError(Problem(NO_COLUMN, message, fixes=(_first_fill("n"),)))
+        raise ConfigError(Problem(NO_COLUMN, message, fixes=(Call("table.backfill", ("n", Expression("udf"))),)))
     kept = [name for name in names if name in RESERVED_NAMES]
     if kept:
         message = f"{', '.join(map(repr, kept))} is a name that Lance reserves"

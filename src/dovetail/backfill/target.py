@@ -120,14 +120,12 @@ def make_target(table: LanceTable, udf: Udf, record: ColumnRecord, arguments: Ba
     there = {name: table.schema.field(name) for name in record.columns if name in table.schema.names}
     outputs = [(name, str(there[name].type) if name in there else types[name]) for name in record.columns]
     generation = record.generation_of(arguments.where)
-    wanted = make_identity(outputs, udf.version, record.inputs, arguments.where, generation)
-    identity = record.same.get(wanted, wanted)
-    inputs = record.provenance_of(identity).inputs if identity != wanted else record.inputs
+    identity = make_identity(outputs, udf.version, record.inputs, arguments.where, generation)
     masked = arguments.where is not None or any(not field.nullable for field in there.values())  # as deleted rows
     return FillTarget(
         folder=record.folder,
         columns=tuple(there),
-        inputs=tuple(inputs),
+        inputs=tuple(record.inputs),
         identity=identity,
         parts=f"{identity}{RECOMPUTE_SUFFIX}" if arguments.recompute_fragments else identity,
         where=arguments.where,

@@ -57,7 +57,7 @@ class LazyGroup(SuggestingGroup):
 
 
 COMMANDS = {
-    "backfill": ("dovetail.cli.backfill", "Compute a column of a Lance table with a function."),
+    "backfill": ("dovetail.cli.backfill", "Fill columns of a Lance table with functions."),
     "cancel": ("dovetail.cli.runs", "Stop a run immediately."),
     "cluster": ("dovetail.cli.cluster", "Show nodes, GPUs and codecs, and how many workers fit."),
     "completion": ("dovetail.cli.completion", "Print a shell completion script."),
@@ -87,7 +87,7 @@ Examples:
   dovetail init pipeline
   dovetail run pipeline.yaml --source 'data/*.jsonl' --sink out.jsonl
   dovetail run recipe.yaml
-  dovetail backfill clips.lance length --udf functions:length
+  dovetail backfill run clips.lance length --udf functions:length
   dovetail run --resume last
   dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
   dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)"

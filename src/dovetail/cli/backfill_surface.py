@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -10,35 +11,45 @@ from dovetail.errors import RunError, Surface, with_note
 from dovetail.pipeline.option_surface import OptionSurface
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dovetail.errors import AddNodes, AnyError, Call
 
-UDF_OPTION = "--udf package.module:function"
-ACTION_OPTIONS = {
-    "table.errors": "--errors",
-    "table.history": "--history",
-    "table.retry_errors": "--retry-errors",
-    "table.drop": "--drop",
+SECRET_NAME = re.compile("key|secret|token|password|sas", re.IGNORECASE)
+"""Names of storage options that are not printed."""
+UDF_PLACEHOLDER = "package.module:function"
+COMMANDS = {
+    "table.backfill": "run",
+    "table.add_column": "run",
+    "table.errors": "errors",
+    "table.history": "history",
+    "table.retry_errors": "retry",
 }
-"""Call -> option that replaces filling the column."""
-CALLS_BY_ACTION = {"": "table.backfill", "plan": "table.backfill", "retry_errors": "table.retry_errors"}
-"""Action of the command -> the call that it makes, for the actions that take --udf and further options."""
-TABLE_CALLS = frozenset({"table.backfill", "table.add_column", *ACTION_OPTIONS})
+"""Call of a method of the table -> command of `dovetail backfill`."""
+COMMANDS_MADE = {"run": "run", "plan": "run", "retry": "retry"}
+"""Command with options -> the command for whose call these options are; `plan` has the options of `run`."""
 OPTION_NAMES = {"storage_options": "--storage-option", "then": "--on-error"}
 """Settings whose option has another name; `then` is the last argument of a `Retry`, which --retry builds."""
 
 
 class BackfillSurface(OptionSurface):
-    """Spelling of one command `dovetail backfill TABLE COLUMN`; `action` is "" if it fills the column.
+    """Spelling of one command `dovetail backfill ACTION TABLE COLUMN`.
 
-    A call that the command itself makes, with other arguments, becomes the options to add to the command. Every other
+    `udf` and `storage` are the values of its options --udf and --storage-option. A call that the command itself makes, with other arguments, becomes the options to add to the command. Every other
     call becomes a command.
     """
 
-    def __init__(self, table: str, column: str, action: str = "") -> None:
+    def __init__(
+        self, table: str, column: str, action: str = "run", udf: str | None = None, storage: Sequence[str] = ()
+    ) -> None:
         super().__init__()
-        self.table, self.column, self.action = table, column, action
+        self.table, self.column, self.action, self.udf = table, column, action, udf
+        self._storage = [text for text in storage if not SECRET_NAME.search(text.partition("=")[0])]
+
+    def command(self, action: str, *words: str) -> str:
+        """Another command for the same table. Storage options that may be secrets are left out."""
+        storage = [word for text in self._storage for word in ("--storage-option", text)]
+        return shlex.join(["dovetail", "backfill", action, self.table, *words, *storage])
 
     def name(self, setting: str) -> str:
         return OPTION_NAMES.get(setting) or super().name(setting)
@@ -68,24 +79,26 @@ class BackfillSurface(OptionSurface):
         return " ".join(typed)
 
     def _table_call(self, fix: Call) -> str:
-        """A call of a method of the table; "" for functions that no command of this name calls."""
-        if fix.function not in TABLE_CALLS:
+        """A call of a method of the table; "" for functions that no command calls."""
+        command = COMMANDS.get(fix.function)
+        made = COMMANDS_MADE.get(self.action)
+        if command is None or (fix.function == "table.add_column" and made is None):
             return ""
+        if not fix.arguments:
+            return self.command(command)
         column, *functions = fix.arguments
         columns = ",".join(column) if isinstance(column, list) else str(column)
         options = self._options(fix.keywords, has_udf=bool(functions))
-        adds_column = fix.function == "table.add_column"
-        if adds_column and self.action not in CALLS_BY_ACTION:
-            return ""
-        called = "table.backfill" if adds_column else fix.function
-        if options and columns == self.column and called == CALLS_BY_ACTION.get(self.action):
+        known = [self.column]
+        if fix.function != "table.add_column":  # of columns that are filled together, the first one stands for all
+            known.append(self.column.partition(",")[0].strip())
+        if options and command == made and columns in known:
             return " ".join(options)
-        command = shlex.join(["dovetail", "backfill", self.table, columns])
-        action = [ACTION_OPTIONS[called]] if called in ACTION_OPTIONS else []
-        return " ".join([command, *action, *options])
+        return " ".join([self.command(command, columns), *options])
 
     def _options(self, keywords: Mapping[str, object], *, has_udf: bool) -> list[str]:
-        return [UDF_OPTION] * has_udf + [self.option(name, value) for name, value in keywords.items()]
+        udf = [f"--udf {shlex.quote(self.udf or UDF_PLACEHOLDER)}"] * has_udf
+        return udf + [self.option(name, value) for name, value in keywords.items()]
 
     def error(self, error: AnyError) -> AnyError:
         """The same error in this spelling. A RowFailed is also of the type that the function raised, which click may

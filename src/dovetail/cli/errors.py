@@ -56,20 +56,21 @@ def errors(run: str, stage: str | None, error_type: str | None, items: int, trac
         for failure in found:
             click.echo(json.dumps(asdict(failure)))
         return
-    for line in _lines(found, items, traceback=traceback):
+    noun = "row" if summary.column else "item"
+    for line in _lines(found, items, noun, traceback=traceback):
         click.echo(line)
     if not found:
         which = " that match" if failures else ""
-        click.echo(f"no failed items{which} in run {summary.id}", err=True)
+        click.echo(f"no failed {noun}s{which} in run {summary.id}", err=True)
     elif len(failures) < summary.failed:
         click.echo(f"the first {len(failures)} of {summary.failed} failed items were recorded", err=True)
 
 
-def _lines(failures: list[RecordedFailure], items: int, *, traceback: bool) -> Iterator[str]:
+def _lines(failures: list[RecordedFailure], items: int, noun: str, *, traceback: bool) -> Iterator[str]:
     for group in group_failures(failures):
         first = group[0]
         ended = ", ended the run" if any(failure.ended_run for failure in group) else ""
-        yield f"{format_count(len(group), 'item')} in {first.stage}{ended}: {first.text}"
+        yield f"{format_count(len(group), noun)} in {first.stage}{ended}: {first.text}"
         for failure in group[:items]:
             yield f"  {failure.place or 'item ?'}  {failure.item}".rstrip()
         if items and len(group) > items:

@@ -37,6 +37,7 @@ from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_fi
 from dovetail.cli.saved_arguments import (
     RunArguments,
     arguments_for_header,
+    check_not_backfill,
     merge_saved_arguments,
 )
 from dovetail.cli.saved_plan import read_plan
@@ -187,6 +188,8 @@ def _run_arguments(file: str | None, how: RunOptions, options: dict[str, Any]) -
     before = how.resume or how.retry_errors
     if before is None and file is None:
         raise click.MissingParameter(param_type="argument", param_hint="FILE")
+    if before is not None:
+        check_not_backfill(before, "run" if how.resume else "retry")
     sets = options.pop("sets")
     asked = None if file is None else RunArguments(file, sets, **options)
     return asked if before is None and asked is not None else merge_saved_arguments(before or "", asked, sets, options)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import ConfigError, Problem
 from dovetail.observe.run_folder import find_run, read_json_object, run_reference
+from dovetail.observe.summary_text import backfill_command
 from dovetail.runtime.run_spec import STDIO, absolute_path
 
 if TYPE_CHECKING:
@@ -66,6 +67,16 @@ def saved_ray_engine(folder: RunFolder) -> str | None:
     """The Ray engine of a run; None if it was not on Ray."""
     engine = read_json_object(folder.header).get("engine")
     return engine if isinstance(engine, str) and is_ray_engine(engine) else None
+
+
+def check_not_backfill(run: str, action: str) -> None:
+    """Raises if the run is a backfill; `action` is the command of `dovetail backfill` that does what was asked."""
+    folder = find_run(run)
+    more = read_json_object(folder.header).get("more")
+    column = more.get("column") if isinstance(more, Mapping) else None
+    if isinstance(more, Mapping) and column:
+        fix = backfill_command(action, str(more.get("table", "")), str(column))
+        raise ConfigError(Problem("DT365", f"run {folder.id} is a backfill", fixes=(fix,)))
 
 
 def merge_saved_arguments(

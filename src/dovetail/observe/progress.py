@@ -175,14 +175,12 @@ def _essential_parts(view: StreamView, pulse: RateWindow) -> list[str]:
         parts.append(f"wave {view.wave + 1} of {view.waves}")
     if view.failed:
         parts.append(f"{view.failed} failed")
-    if view.detail:
-        parts.append(view.detail)
     return parts
 
 
 def _optional_parts(view: StreamView, since_s: float) -> list[str]:
     bottleneck = [f"bottleneck {short_unit_name(view.bottleneck)}"] if view.bottleneck else []
-    return [*bottleneck, f"{format_duration(since_s)} so far"]
+    return [*view.details, *bottleneck, f"{format_duration(since_s)} so far"]
 
 
 def progress_line(view: StreamView, pulse: RateWindow, since_s: float, name: str = "", width: int | None = None) -> str:

@@ -183,13 +183,18 @@ def _node_row(node: NodeSummary) -> tuple[str, ...]:
     return node.name + ("" if node.left is None else " (left)"), workers or "-", cpus, memory, cards
 
 
+def backfill_command(action: str, table: str, column: str) -> str:
+    """The command for a column of a table: dovetail backfill errors clips.lance length."""
+    return shlex.join(["dovetail", "backfill", action, table, column])
+
+
 def next_step_lines(summary: RunSummary) -> list[str]:
     """Path of the run folder, and the next commands."""
     kept = Path(summary.folder).parent == runs_folder()
     run = shlex.quote(summary.id if kept else summary.folder)
     lines = [f"folder      {summary.folder}"]
     if summary.failed and summary.column:
-        lines.append(f"failed      {shlex.join(['dovetail', 'backfill', summary.table, summary.column])} --errors")
+        lines.append(f"failed      {backfill_command('errors', summary.table, summary.column)}")
     elif summary.failed:
         lines.append(f"failed      {summary.folder}/errors/errors.jsonl")
     return [*lines, f"next        dovetail status {run} | dovetail trace {run} -o trace.json"]

@@ -99,8 +99,8 @@ class StreamView:
     """Estimated number of source items; None: unknown."""
     noun: str = "items"
     """What `finished`, `total`, `delivered` and `failed` count."""
-    detail: str = ""
-    """More about the progress, for people."""
+    details: tuple[str, ...] = ()
+    """More about the progress, for people; the most important first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class WorkCounts:
     finished: int
     total: int
     failed: int
-    detail: str = ""
+    details: tuple[str, ...] = ()
 
 
 def with_counts(view: StreamView, counts: WorkCounts) -> StreamView:
@@ -126,7 +126,7 @@ def with_counts(view: StreamView, counts: WorkCounts) -> StreamView:
         failed=counts.failed,
         predicted=0.0,
         noun=counts.noun,
-        detail=counts.detail,
+        details=counts.details,
     )
 
 
