@@ -45,5 +45,5 @@ def test_a_repeated_call_does_not_exceed_its_error_budget(tmp_path: Path) -> Non
 
 def test_a_percentage_of_errors_applies_to_the_rows_of_the_condition(tmp_path: Path) -> None:
     table = dt.table(made(tmp_path, 200, 200))
-    with pytest.raises(RunError, match=r"1 rows failed, more than max_errors allows \(50% of 1 rows\)"):
+    with pytest.raises(RunError, match=r"1 row failed, more than max_errors allows \(50% of 1 row\)"):
         table.backfill("n", fns.every_tenth_fails, where="id = 10", on_error="skip", max_errors="50%", cluster=HALF)

@@ -339,15 +339,15 @@ def test_results_may_be_any_kind_of_array(made: Callable[[Any], Any], batch_size
 @pytest.mark.parametrize(
     ("wrong", "kind", "said"),
     [
-        (lambda n: n.slice(1), "ValueError", "returned 0 values for 1 rows"),
-        (lambda n: [*n.to_pylist(), 1], "ValueError", "returned 2 values for 1 rows"),
+        (lambda n: n.slice(1), "ValueError", "returned 0 values for 1 row"),
+        (lambda n: [*n.to_pylist(), 1], "ValueError", "returned 2 values for 1 row"),
         (lambda n: None, "TypeError", "returned NoneType, not an Arrow array"),
         (lambda n: "a", "TypeError", "returned str, not"),
         (lambda n: 3, "TypeError", "returned int, not"),
         (lambda n: pa.array(["a"] * len(n)), "TypeError", "returned string, but the column is int8"),
         (lambda n: pa.array([300] * len(n)), "ValueError", "does not fit int8"),
         (lambda n: np.full(len(n), 300), "ValueError", "does not fit int8"),
-        (lambda n: np.float64(3), "ValueError", "returned 0 values for 1 rows"),
+        (lambda n: np.float64(3), "ValueError", "returned 0 values for 1 row"),
     ],
 )
 def test_a_wrong_result_is_found_row_by_row(wrong: Callable[[Any], Any], kind: str, said: str) -> None:

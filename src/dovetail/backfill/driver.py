@@ -219,7 +219,7 @@ class BackfillDriver:
 
     def _budget_error(self) -> RunError:
         column, before = self.target.columns[0], self._earlier_failures
-        failed, allowed = before + self.result.errors, self._budget.text(self._requested_rows, "rows")
+        failed, allowed = before + self.result.errors, self._budget.text(self._requested_rows, "row")
         what = f"column {column!r}: {format_rows(failed)} failed, more than "
         message = Text(what, Setting("max_errors"), f" allows ({allowed})")
         earlier = (f"{before:,} of them in earlier calls",) if before else ()

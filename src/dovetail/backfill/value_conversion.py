@@ -19,6 +19,7 @@ from dovetail.backfill.lossy_values import (
     has_narrow_floats,
     loses_time_zone,
 )
+from dovetail.backfill.result import format_rows
 from dovetail.errors import short_repr
 
 if TYPE_CHECKING:
@@ -232,7 +233,8 @@ def _to_column(result: Any, kind: Any, rows: int, name: str) -> Any:
         raise TypeError(f"returned {_type_name(result)}{field}, not {ARRAY_KINDS_TEXT} with {rows} values")
     length = len(result) if getattr(result, "ndim", 1) else 0
     if length != rows:
-        raise ValueError(f"returned {length} values{field} for {rows} rows")
+        values = f"{length} {'value' if length == 1 else 'values'}"
+        raise ValueError(f"returned {values}{field} for {format_rows(rows)}")
     if isinstance(result, pa.Array):
         found = result
     elif getattr(result, "ndim", 1) > 1 or isinstance(result, Sequence):

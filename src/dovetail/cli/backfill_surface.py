@@ -35,8 +35,8 @@ OPTION_NAMES = {"storage_options": "--storage-option", "then": "--on-error"}
 class BackfillSurface(OptionSurface):
     """Spelling of one command `dovetail backfill ACTION TABLE COLUMN`.
 
-    `udf` and `storage` are the values of its options --udf and --storage-option. A call that the command itself makes, with other arguments, becomes the options to add to the command. Every other
-    call becomes a command.
+    `udf` and `storage` are the values of its options --udf and --storage-option. A call that the command itself makes,
+    with other arguments, becomes the options to add to the command. Every other call becomes a command.
     """
 
     def __init__(

@@ -236,7 +236,9 @@ class ErrorBudget:
             return False
         return failed > (self.limit * items if isinstance(self.limit, float) else self.limit)
 
-    def text(self, items: int, noun: str = "items") -> str:
+    def text(self, items: int, noun: str = "item") -> str:
         """The limit for messages: "100", or "1% of 2,000 items"."""
         limit = self.limit or 0
-        return f"{100 * limit:g}% of {items:,} {noun}" if isinstance(limit, float) else f"{limit:,}"
+        if isinstance(limit, float):
+            return f"{100 * limit:g}% of {items:,} {noun}{'' if items == 1 else 's'}"
+        return f"{limit:,}"
