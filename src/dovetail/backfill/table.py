@@ -390,7 +390,8 @@ class Table:
         self, column: str, udf: Udf | Callable[..., Any] | str | None = None, **how: Any
     ) -> BackfillResult:
         """Compute only the rows of `errors(column)` again, with the current function. Takes the arguments of
-        `backfill` except `where`, `fragments` and `recompute`."""
+        `backfill` except `where`, `fragments` and `recompute`. Rows that another version of the function computed keep
+        their values; the result has a note about them, and the next `backfill` computes them again."""
         wrong = [name for name in ("where", "fragments", "recompute", "num_frags") if how.get(name)]
         if wrong:
             message = f"retry_errors has no {', '.join(wrong)}: it computes the rows that failed"
