@@ -62,7 +62,7 @@ def test_a_column_whose_partner_is_filled_with_others_now_is_dropped_alone(uri: 
     table.drop("a")
     assert table.schema.names == ["id", "text", "b"]
     assert kept_of(uri, "a") == []
-    assert kept_of(uri, "b") == ["columns/c-b.created.json", "columns/c-b.json"]
+    assert kept_of(uri, "b") == ["columns/c-b.json"]
 
 
 def test_columns_that_are_filled_together_are_dropped_together(uri: str) -> None:

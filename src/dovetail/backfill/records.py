@@ -13,7 +13,7 @@ from dovetail.backfill.store import column_folder
 from dovetail.observe.text_format import format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from dovetail.backfill.store import Store
     from dovetail.backfill.udf import Udf
@@ -181,31 +181,14 @@ def has_stored_state(store: Store, column: str) -> bool:
     return store.get(_record_path(column)) is not None or column_folder(column) in store.folders("")
 
 
-def write_created_fields(store: Store, fields: Mapping[str, int]) -> None:
-    """Record that Dovetail created these columns. The field id distinguishes a column from a later one of the same
-    name."""
-    for column, number in fields.items():
-        store.put(_created_path(column), _to_json({"column": column, "field": number}))
-
-
-def read_created_field(store: Store, column: str) -> int | None:
-    """Field id of the column when Dovetail created it; None if it did not."""
-    number = _parse_object(store.get(_created_path(column))).get("field")
-    return number if isinstance(number, int) else None
-
-
 def delete_column_state(store: Store, columns: Iterable[str]) -> None:
     for column in columns:
-        store.delete(_record_path(column), _created_path(column))
+        store.delete(_record_path(column))
         store.delete_folder(column_folder(column))
 
 
 def _record_path(column: str) -> str:
     return f"columns/{column_folder(column)}.json"
-
-
-def _created_path(column: str) -> str:
-    return f"columns/{column_folder(column)}.created.json"
 
 
 # --- jobs

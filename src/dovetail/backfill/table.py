@@ -23,10 +23,8 @@ from dovetail.backfill.records import (
     has_stored_state,
     make_column_record,
     read_column,
-    read_created_field,
     read_jobs,
     write_column,
-    write_created_fields,
 )
 from dovetail.backfill.result import DroppedColumn, format_rows
 from dovetail.backfill.row_retry import RowRetry, carry_over_errors, read_current_errors
@@ -66,6 +64,8 @@ if TYPE_CHECKING:
 NO_COLUMN = "DT447"
 COLUMN_EXISTS = "DT448"
 NOT_CREATED = "DT450"
+CREATED_METADATA = {b"dovetail": b"created"}
+"""Metadata of columns that Dovetail added. Lance keeps it until the column is dropped."""
 RESERVED_NAMES = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
 """Names that Lance reserves; a column of such a name makes the table unreadable."""
 
@@ -124,14 +124,13 @@ class Table:
         import pyarrow as pa
 
         missing = [
-            pa.field(column, kind)
+            pa.field(column, kind, metadata=CREATED_METADATA)
             for column, (_, kind) in zip(columns, udf.outputs(), strict=True)
             if column not in found.schema.names
         ]
         if missing:
             try:
                 found = found.add_columns(missing)
-                write_created_fields(self._store, {one.name: found.field_ids()[one.name] for one in missing})
             except DovetailError:  # another process may have added the same column
                 found = found.newest()
                 if any(one.name not in found.schema.names or found.schema.field(one.name) != one for one in missing):
@@ -174,8 +173,9 @@ class Table:
 
     def _describe_drop(self, found: LanceTable, column: str) -> DroppedColumn:
         rows = sum(fragment.rows - fragment.deleted for fragment in found.fragments())
-        created = read_created_field(self._store, column) == found.field_ids()[column]
-        return DroppedColumn(column, str(found.schema.field(column).type), rows, found.version, created)
+        field = found.schema.field(column)
+        created = CREATED_METADATA.items() <= (field.metadata or {}).items()
+        return DroppedColumn(column, str(field.type), rows, found.version, created)
 
     def _not_created_problem(self, one: DroppedColumn) -> Problem:
         message = f"column {one.name!r} was not created by Dovetail, and is not removed"
