@@ -329,11 +329,10 @@ def test_a_backfill_is_named_by_table_and_column_and_counts_rows(place: Tables) 
 def test_a_backfill_is_resumed_and_retried_by_its_own_commands(place: Tables, option: str, action: str) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
     (place.folder / "mended").touch()
-    for file in ([], ["p.yaml"]):
-        done = place.run("run", *file, option, "last")
-        assert done.returncode == 2
-        assert "error[DT365]" in done.stderr
-        assert "is a backfill" in done.stderr
+    with_file, done = (place.run("run", *file, option, "last") for file in (["p.yaml"], []))
+    assert (with_file.returncode, with_file.stderr) == (2, done.stderr)
+    assert "error[DT365]" in done.stderr
+    assert "is a backfill" in done.stderr
     (fix,) = fixes(done.stderr)
     assert fix.startswith(f"dovetail backfill {action} ")
     done = place.typed(fix)
