@@ -522,6 +522,22 @@ def passes(items: list[Any]) -> list[Any]:
     return items
 
 
+def closes_standard_files_each_time(items: list[int]) -> list[Any]:
+    closes_standard_files(items)
+    return arrays(items)
+
+
+@pytest.mark.parametrize("mode", ["streaming", "waves"])
+def test_files_of_a_worker_do_not_get_numbers_of_standard_files(mode: str) -> None:
+    stages = [
+        dt.Stage("make", closes_standard_files_each_time, batch_size=1, fuse=False, workers=1),
+        dt.Stage("read", firsts, fuse=False, workers=1),
+    ]
+    run = run_of(*stages, source=range(100), cluster="1x(2cpu, 8GB)", mode=mode)
+    assert sorted(run) == list(map(float, range(100)))
+    assert [(unit.name, unit.lost, unit.failed) for unit in run.stats.units if unit.lost or unit.failed] == []
+
+
 def test_large_payloads_of_dead_workers_stay_readable() -> None:
     stages = [
         dt.Stage("make", arrays, fuse=False, workers=1, retries=20),

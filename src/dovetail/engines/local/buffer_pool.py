@@ -21,6 +21,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.local.payload_codec import layout_bytes, layout_chunks, part_lengths, split_layout
+from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,6 +175,7 @@ class _Buffer:
         self._view = memoryview(b"")
         self._is_populated = False
         """Whether the mapping contains all existing pages."""
+        open_standard_descriptors()
         self.fd = os.memfd_create("dovetail", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, self.capacity)
@@ -298,6 +300,7 @@ def _write_spill_file(folder: str, parts: list[ReadableBuffer]) -> int:
 
 def _unnamed_file(folder: str) -> int:
     os.makedirs(folder, exist_ok=True)  # noqa: PTH103  pathlib would be imported for this alone
+    open_standard_descriptors()
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:  # a file system without O_TMPFILE

@@ -22,6 +22,7 @@ from dovetail.engines.local.launcher import WorkerLauncher, find_free_port
 from dovetail.engines.local.payload_table import PayloadTable
 from dovetail.engines.local.protocol import pickle_value
 from dovetail.engines.local.remote_calls import CallRouter, RawAnswer, resolve_future
+from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,7 +94,7 @@ class LocalEngine:
         the breadcrumbs and the environment of the server (None: that of this process).
         """
         process_setup.raise_descriptor_limit()
-        process_setup.open_standard_descriptors()
+        open_standard_descriptors()
         self._folder = folder or process_setup.make_temporary_folder()
         self._breadcrumbs = BreadcrumbTable()
         self._launcher = WorkerLauncher(

@@ -54,6 +54,7 @@ from dovetail.engines.local.protocol import (
     pickle_value,
     send_frame,
 )
+from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 from dovetail.engines.stage_chain import MessageOutcome
 
 if TYPE_CHECKING:
@@ -587,6 +588,7 @@ class MessageRunner:
         if self._spool is None:
             os.makedirs(self._spec.spool_folder, exist_ok=True)  # noqa: PTH103 - pathlib is not loaded
             path = os.path.join(self._spec.spool_folder, f"{self._spec.part_name()}.part")  # noqa: PTH118
+            open_standard_descriptors()
             self._spool = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), path
         fd, path = self._spool
         at = os.fstat(fd).st_size

@@ -1,4 +1,4 @@
-"""Set-up of the driver process: descriptor limit, standard descriptors, temporary folder, memory for payloads."""
+"""Set-up of the driver process: descriptor limit, temporary folder, memory for payloads."""
 
 from __future__ import annotations
 
@@ -40,12 +40,3 @@ def remove_folder(folder: Path) -> None:
         from shutil import rmtree
 
         rmtree(folder, ignore_errors=True)
-
-
-def open_standard_descriptors() -> None:
-    """Open closed standard descriptors, as in a daemon; otherwise sockets would get the numbers 0 to 2."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
