@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.control.commands import Deliver, RunBatches
+from dovetail.control.events import BatchesDone
 from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives
@@ -84,15 +86,50 @@ def test_only_the_last_batch_of_an_epoch_is_partial(
     assert sum(message.items for message in rig.messages("b")) == sum(fan[n % len(fan)] for n in range(items))
 
 
-def test_a_fast_unit_does_not_make_epochs_large_while_the_speed_of_the_next_is_unknown() -> None:
+DURABLE = StreamOptions(max_epoch_s=1.0)
+
+
+def most_work_lost(rig: Rig, unit: str, wave: int) -> float:
+    """Largest number of items of a unit that were finished at some moment, and whose epoch was not delivered."""
+    done = {event.message: now for now, event in rig.events(BatchesDone)}
+    delivered = [0.0] * ITEMS
+    for now, deliver in rig.timed(Deliver):
+        if deliver.wave == wave:
+            delivered[deliver.first : deliver.last] = [now] * (deliver.last - deliver.first)
+    changes = []
+    for message in rig.messages(unit):
+        for key in part_keys(message.parts):
+            changes += [(done[message.message], 1), (delivered[key[0]], -1)]
+    assert len(changes) == 2 * ITEMS
+    return max(accumulate(change for _, change in sorted(changes)))
+
+
+ITEMS = 400
+
+
+@pytest.mark.parametrize(
+    ("mode", "first_s", "batch"),
+    [("streaming", 0.00001, 1), ("streaming", 0.00001, 4), ("streaming", 0.1, 1), ("waves", 0.00001, 1)],
+)
+def test_a_kill_costs_two_seconds_of_work_although_no_speed_is_known(mode: str, first_s: float, batch: int) -> None:
     rig = simulate_stages(
-        [stage("fast", workers=1), stage("slow", batch_size=10, workers=1)],
-        {"fast": Behaviour(0.00001), "slow": Behaviour(5.0)},
-        5000,
-        options=StreamOptions(replan=False, follow_plan=True, max_epoch_s=1.0, target_epoch_s=0.5),
+        [stage("first", workers=1), stage("slow", batch_size=batch, workers=2)],
+        {"first": Behaviour(first_s), "slow": Behaviour(0.5)},
+        ITEMS,
+        mode=mode,
+        options=DURABLE,
     )
-    first = min(rig.all(Deliver), key=lambda deliver: deliver.first)
-    assert 20 * 10 <= first.last < 2 * 20 * 10, "20 batches of the slow unit, and the rest of a segment"
+    workers, per_second = 2, 2
+    assert most_work_lost(rig, "slow", wave=int(mode == "waves")) <= max(2.0 * workers * per_second, workers * batch)
+
+
+def test_items_that_never_reach_a_unit_do_not_keep_epochs_small() -> None:
+    dropped = Behaviour(0.00001, item=lambda key, _: Gives(int(key[0] == 50_000)))
+    rig = simulate_stages(
+        [stage("filter"), stage("rare")], {"filter": dropped, "rare": Behaviour(0.1)}, 50_001, options=DURABLE
+    )
+    assert len(rig.all(Deliver)) < 200
+    assert rig.out("rare") == Counter([(50_000,)])
 
 
 def test_many_short_batches_share_a_message_and_the_function_sees_its_batch_size() -> None:

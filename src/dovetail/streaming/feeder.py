@@ -1,6 +1,6 @@
 """Input of a wave: pulls items from the source or the spool and cuts them into epochs.
 
-The first wave pulls from the source, later waves read the spool. An epoch consists of whole segments.
+The first wave pulls from the source, later waves read the spool.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ MAX_EPOCH_ITEMS = 1_000_000
 UNLIMITED_POSITION = 1 << 62
 RESTART_PIECES = 4
 """Number of epochs that a restarted epoch is split into."""
-FIRST_EPOCH_ITEMS = 64
-"""Least number of items per epoch while the throughput of some unit is unknown."""
 MIN_BATCHES_PER_EPOCH = 4
-"""Least number of full batches of every unit per epoch: the end of an epoch costs about half a batch of each."""
+"""Least number of batches per epoch of a unit whose last batch may be incomplete, about half full on average."""
 TARGET_UPDATE_S = 0.25
 """Seconds between two updates of the target size of the epoch that is being filled."""
 MAX_OPEN_EPOCHS = 8
@@ -57,14 +55,17 @@ class Feeder:
         self.position = 0
         self.stopped = False
         """No further input is requested in this wave."""
-        self.spooled_input: list[tuple[str, Segment]] | None = None
+        self.spooled_input: list[tuple[str, SegmentSlice]] | None = None
         """Input of a later wave, in order; None: the input is pulled from the source."""
+        self._fed_items = 0
+        """Input of this wave that was added to epochs."""
         self.next_spooled = 0
         self._target_update_at = 0.0
 
     def begin_source_wave(self, entries: list[UnitState], later: list[str], done: list[tuple[int, int]]) -> None:
         """Begin the first wave. `done`: ranges that an earlier run finished."""
         self.entry_units, self.later_units = entries, later
+        self._fed_items = 0
         self._detect_barriers()
         self._shares = dict.fromkeys((unit.name for unit in entries), 1.0)
         self.gaps, self.position = missing_ranges(done)
@@ -74,6 +75,7 @@ class Feeder:
     ) -> None:
         """Begin a wave that reads the spool. `first` and `last` of its epochs count items of the spool."""
         self.entry_units, self.later_units = entries, []
+        self._fed_items = 0
         self._detect_barriers()
         counts: dict[str, int] = {}
         for name, segment in spool:
@@ -88,12 +90,16 @@ class Feeder:
         number = behind = 0
         self.gaps = []
         for name, segment in spool:
+            end = number + segment.items
             while missing[behind][1] <= number:
                 behind += 1
-            if missing[behind][0] <= number:
-                self.spooled_input.append((name, segment))
-                self.gaps.append((number, number + segment.items))
-            number += segment.items
+            for first, last in missing[behind:]:
+                if first >= end:
+                    break
+                begin, stop = max(first, number), min(last, end)
+                self.spooled_input.append((name, (segment, begin - number, stop - number)))
+                self.gaps.append((begin, stop))
+            number = end
 
     def _detect_barriers(self) -> None:
         self.has_barrier = any(unit.spec.barrier for unit in self.state.units)
@@ -122,11 +128,14 @@ class Feeder:
         return not self._has_too_many_open_epochs()
 
     def _has_too_many_open_epochs(self) -> bool:
-        """Whether open epochs must finish first: by number for ordered output, by bytes in any case."""
+        """Whether open epochs must finish first: by number for ordered output, by items while a speed is unknown, by
+        bytes in any case."""
         state, options = self.state, self.state.options
         if any(unit.waits_for_seats for unit in state.units):
             return False  # it gets seats when the units upstream are finished, for which all input must be read
         if state.held_bytes >= options.byte_budget and any(epoch.closed for epoch in state.epochs.values()):
+            return True
+        if self._has_unknown_speed() and self._open_items() >= self._max_unmeasured_items():
             return True
         return options.ordered and len(state.epochs) + len(self.epoch_tracker.undelivered) > options.max_open_epochs
 
@@ -148,6 +157,8 @@ class Feeder:
             # half of what a queue may hold in bytes at most, so that one request cannot overfill it
             max_bytes = self.state.options.byte_budget // len(self.state.units) // 2
             items = min(items, max(1, int(max_bytes / self._item_bytes)))
+        if self._has_unknown_speed():
+            items = min(items, max(1, self._max_unmeasured_items() - self._open_items()))
         max_segment_items = self.target_epoch_items()
         segment_items = min(min((unit.message_items for unit in served), default=items), max_segment_items)
         self.items_requested = items
@@ -161,7 +172,7 @@ class Feeder:
             self.state.count_read(segment.items)
             self._count_answered(segment.items)
             segment.default_first((number,))
-            self._add_segment("", segment, number)
+            self._add_source_segment(segment, number)
             number += segment.items
         if self.gaps and event.first == self.gaps[0][0]:
             last = self.gaps.pop(0)[1]
@@ -169,6 +180,15 @@ class Feeder:
                 self.gaps.insert(0, (number, last))
         else:
             self.position = max(self.position, number)
+
+    def _add_source_segment(self, segment: Segment, number: int) -> None:
+        """Add a segment to one or several epochs; to one if it is also the input of a later wave."""
+        begin = 0
+        while begin < segment.items:
+            is_whole = self.has_barrier or self.later_units
+            end = segment.items if is_whole else min(segment.items, begin + self._items_to_fill())
+            self._add_part("", (segment, begin, end), number + begin)
+            begin = end
 
     def _count_answered(self, items: int) -> None:
         if self.items_requested and self.items_requested <= items:
@@ -203,16 +223,28 @@ class Feeder:
     def _feed_from_spool(self) -> None:
         assert self.spooled_input is not None
         while self.next_spooled < len(self.spooled_input):
-            name, segment = self.spooled_input[self.next_spooled]
+            name, (segment, begin, end) = self.spooled_input[self.next_spooled]
             unit = self.state.units_by_name[name]
             if not self.has_barrier and (self._has_too_many_open_epochs() or not unit.has_space()):
                 return
-            self._add_segment(name, segment, self.gaps[self.next_spooled][0])
-            self.next_spooled += 1
+            number, last = self.gaps[self.next_spooled]
+            items = end - begin if self.has_barrier else min(end - begin, self._items_to_fill())
+            self._add_part(name, (segment, begin, begin + items), number)
+            if begin + items == end:
+                self.next_spooled += 1
+            else:
+                self.spooled_input[self.next_spooled] = (name, (segment, begin + items, end))
+                self.gaps[self.next_spooled] = (number + items, last)
         self.end_input()
 
-    def _add_segment(self, name: str, segment: Segment, number: int) -> None:
-        """Add a segment to the epoch that is being filled, and close the epoch when it is large enough."""
+    def _items_to_fill(self) -> int:
+        """Items until the epoch that is being filled, or else the next one, is full."""
+        epoch = self.filling_epoch
+        return self.target_epoch_items() if epoch is None else max(1, epoch.first + epoch.target_items - epoch.last)
+
+    def _add_part(self, name: str, part: SegmentSlice, number: int) -> None:
+        """Add input to the epoch that is being filled, and close the epoch when it is large enough."""
+        items = part[2] - part[1]
         epoch = self.filling_epoch
         if epoch is not None and epoch.last != number:
             self._close_filling_epoch()
@@ -220,8 +252,9 @@ class Feeder:
         if epoch is None:
             epoch = self.open_epoch(number)
             self.filling_epoch = epoch
-        epoch.extend_to(number + segment.items)
-        self.add_input(epoch, name, (segment, 0, segment.items))
+        epoch.extend_to(number + items)
+        self._fed_items += items
+        self.add_input(epoch, name, part)
         if self.state.now >= self._target_update_at:
             # the throughput may have changed since the epoch was opened
             self._target_update_at = self.state.now + TARGET_UPDATE_S
@@ -301,42 +334,75 @@ class Feeder:
         for again in opened:
             self.epoch_tracker.close_epoch(again)
 
-    def target_epoch_items(self) -> int:
-        """Items per epoch: about `target_epoch_s` of source work, at least some full batches of every unit, and a fixed
-        share of the items in flight, so that a thousand workers do not have hundreds of epochs open."""
-        options = self.state.options
-        preferred = minimum = 1.0
-        unknown = False
-        in_flight = 0.0
-        rate = math.inf
+    def _has_unknown_speed(self) -> bool:
+        """Whether epochs must be small because a unit may be slow; with a barrier there is only one epoch."""
+        return not self.has_barrier and any(unit.throughput.seconds_per_item is None for unit in self.state.units)
+
+    def _open_items(self) -> int:
+        return sum(epoch.last - epoch.first for epoch in self.state.epochs.values())
+
+    def _max_unmeasured_items(self) -> int:
+        """Items of open epochs while the speed of a unit is unknown: some messages per slot of such a unit, or as many
+        as have been processed without it (most items may be dropped before they reach it)."""
+        limit = 2.0 * self._items_per_batch()
+        for unit, items in self._items_per_input_item():
+            if unit.throughput.seconds_per_item is None:
+                limit = max(limit, self._queued_items(unit) / items)
+        return int(min(max(limit, self._fed_items - self._open_items()), MAX_EPOCH_ITEMS))
+
+    def _items_per_batch(self) -> float:
+        """Input items for one full batch of every unit."""
+        return max((unit.batch_size / items for unit, items in self._items_per_input_item()), default=1.0)
+
+    def _items_per_input_item(self) -> list[tuple[UnitState, float]]:
+        """The units that get items, with the number of their items per item of the wave's input."""
         per_item = {unit.name: self.input_share(unit) for unit in self.entry_units}
+        found = []
         for unit in self.state.units:
             items = per_item.get(unit.name, 0.0)
             for child in unit.children:
                 per_item[child.name] = per_item.get(child.name, 0.0) + items * unit.throughput.returns
-            if not items:
-                continue
+            if items:
+                found.append((unit, items))
+        return found
+
+    def target_epoch_items(self) -> int:
+        """Items per epoch: about `target_epoch_s` of source work, at least some full batches of every unit, and a fixed
+        share of the items in flight, so that a thousand workers do not have hundreds of epochs open. While the speed of
+        a unit is unknown, it may be slow, and an epoch contains as little as is useful."""
+        if self._has_unknown_speed():
+            return self._round_epoch(self._max_unmeasured_items() / MAX_OPEN_EPOCHS)
+        options = self.state.options
+        preferred = minimum = 1.0
+        rate, slowest_queue = math.inf, 0.0
+        for unit, items in self._items_per_input_item():
             preferred = max(preferred, options.target_epoch_batches * unit.batch_size / items)
-            batches = min(MIN_BATCHES_PER_EPOCH, options.target_epoch_batches) if unit.batch_size > 1 else 1
+            fills_batches = unit.batch_size == 1 or items == 1.0
+            batches = 1 if fills_batches else min(MIN_BATCHES_PER_EPOCH, options.target_epoch_batches)
             minimum = max(minimum, batches * unit.batch_size / items)
-            in_flight = max(in_flight, unit.max_queued_items / items)
-            seconds = unit.throughput.seconds_per_item
-            if seconds is None:
-                unknown = True
-            elif seconds:
-                rate = min(rate, max(1, len(unit.workers)) * unit.spec.slots / (seconds * items))
-        if unknown and rate < math.inf:
-            # fast units are measured first, and their rate alone would make the epoch far too large
-            return int(min(max(preferred, FIRST_EPOCH_ITEMS), MAX_EPOCH_ITEMS))
+            seconds = (unit.throughput.seconds_per_item or 0.0) * items
+            slots = max(1, len(unit.workers)) * unit.spec.slots
+            if slots < rate * seconds:
+                rate, slowest_queue = slots / seconds, self._queued_items(unit) / items
         if rate == math.inf:
-            return int(min(max(preferred, in_flight / MAX_OPEN_EPOCHS), MAX_EPOCH_ITEMS))
+            return self._round_epoch(preferred)
         goal = max(
             min(preferred, max(minimum, options.max_epoch_s * rate)),
-            in_flight / MAX_OPEN_EPOCHS,
+            slowest_queue / MAX_OPEN_EPOCHS,
             options.target_epoch_s * rate,
-            1.0,
         )
-        return int(min(goal, MAX_EPOCH_ITEMS))
+        return self._round_epoch(goal)
+
+    def _queued_items(self, unit: UnitState) -> float:
+        """Items that wait for a unit when every slot of its workers has some messages in store."""
+        options = self.state.options
+        slots = max(1, len(unit.workers)) * unit.pool.max_messages
+        return max(options.queued_messages_per_slot * slots, options.min_queued_messages) * unit.message_items
+
+    def _round_epoch(self, items: float) -> int:
+        """Whole batches of the unit with the largest ones, so that an epoch ends with a full batch if possible."""
+        batch = self._items_per_batch()
+        return max(1, int(min(batch * math.ceil(items / batch - 1e-9), MAX_EPOCH_ITEMS)))
 
 
 def _is_busy_with(unit: UnitState, epoch: Epoch) -> bool:
