@@ -43,7 +43,7 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
     pipeline = pipeline_of(problem["stages"], problem["rates"])
     started = time.process_time()
     try:
-        rate = dt.plan(pipeline, cluster, mode="streaming").rate
+        rate = dt.plan(pipeline, cluster, mode="streaming").rate or 0.0
     except dt.InfeasibleError:
         rate = 0.0
     spent = time.process_time() - started

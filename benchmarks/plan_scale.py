@@ -7,6 +7,7 @@ With --peers the solver of cosmos-xenna (Rust) solves the same problem in the sa
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -52,7 +53,7 @@ def measure(name: str, cluster: dt.Cluster) -> dict[str, Any]:
         "cpu_s": min(times),
         "rate": plan.rate,
         "bound": plan.bound,
-        "share_of_bound": plan.rate / plan.bound,
+        "share_of_bound": (plan.rate or math.nan) / (plan.bound or math.nan),
         "workers": sum(plan.workers.values()),
     }
 

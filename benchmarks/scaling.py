@@ -165,6 +165,7 @@ def predicted(name: str, seconds: float) -> dict[str, Any]:
     ]
     pipe = dt.Pipeline(stages, name=name)
     plan = dt.plan(pipe, cluster)
+    assert plan.rate is not None, "every stage has a rate"
     items = int(seconds * plan.rate)
     with tempfile.TemporaryDirectory() as folder:
         simulated = dt.simulate(pipe, plan=plan, items=items, spread=0.0, setup_s=0.1, run_dir=f"{folder}/run").rate

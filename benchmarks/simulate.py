@@ -75,7 +75,7 @@ def measure(workers: int) -> dict[str, Any]:
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "rate": result.rate,
         "bound": plan.bound,
-        "share_of_bound": result.rate / plan.bound,
+        "share_of_bound": result.rate / (plan.bound or math.nan),
         "events": lines,
     }
 

@@ -40,6 +40,7 @@ def test_a_simulation_reaches_about_what_the_plan_predicts_and_delivers_everythi
     result = dt.simulate(pipeline(), CLUSTER, items=10_000)
     assert (result.status, result.error, result.delivered) == ("finished", "", 10_000)
     assert result.rate == pytest.approx(result.plan.rate, rel=0.07)
+    assert result.plan.bound is not None
     assert result.rate <= result.plan.bound * 1.05
 
 

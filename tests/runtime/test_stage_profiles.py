@@ -339,6 +339,7 @@ def test_what_is_predicted_from_profiles_is_reached(
         second = run_to_end(pipeline, source(), cluster="auto")
         quiet.append(share_of_a_cpu())
         assert {unit.rate_source for unit in second.plan.units} == {"measured"}
+        assert second.plan.rate is not None
         told[name] = round(second.plan.rate / second.stats.reached, 3)
     good = sum(abs(share - 1) <= 0.15 for share in told.values()) >= 4
     if not good and min(quiet) < QUIET:

@@ -26,6 +26,8 @@ def test_the_report_contains_the_whole_plan() -> None:
     assert f"bottleneck: {plan.bottleneck}" in told
     share = re.search(r"([\d.]+) % of the bound", told)
     assert share
+    assert plan.rate is not None
+    assert plan.bound is not None
     assert float(share[1]) == pytest.approx(100 * plan.rate / plan.bound, abs=0.05)
     assert f"set by {plan.binding}" in told
     for phase in ("manual:", "minimum:", "throughput:", "headroom"):
@@ -43,6 +45,7 @@ def test_the_report_lists_one_more_node_gpu_and_cpu_with_the_planned_rate() -> N
     assert [what.split()[0] for what in more] == ["node", "GPU", "CPU"]
     bigger = dt.plan(dt.Pipeline.load(VIDEO), f"{SPEC} + 1x(32cpu, 128GB, 2xL40S:48GB)", headroom=1).rate
     assert next(iter(more.values())) == pytest.approx(bigger, rel=1e-6)
+    assert plan.rate is not None
     assert all(rate >= plan.rate for rate in more.values())
 
 
@@ -62,6 +65,7 @@ def test_one_more_of_anything_for_waves_is_never_a_loss() -> None:
     made = pipeline(*(stage(name, cpus=1, gpus=1, workers=2) for name in "abc"))
     plan = dt.plan(made, "1x(8cpu, 2xgpu:20GB)")
     assert len(plan.waves) == 3
+    assert plan.rate is not None
     assert all(rate >= plan.rate for _, rate in rates_with_one_more(plan))
     assert "wave 3: throughput" in plan.explain()
     assert unit_table(plan)[0].startswith("wave")
@@ -118,13 +122,19 @@ def test_an_unknown_stage_is_refused_with_the_one_that_was_meant() -> None:
     assert "encode" in caught.value.problems[0].fix_texts[0]
 
 
-def test_assumed_rates_are_marked() -> None:
+def test_unknown_speeds_are_shown_as_unknown_and_nothing_is_predicted_from_them() -> None:
     plan = dt.plan(pipeline(stage("a", rate=None), stage("b", rate=2)), "1x(4cpu)")
-    table = "\n".join(unit_table(plan))
-    assert "2?" in table
-    assert "? assumed" in table
+    first, second, *legend = unit_table(plan)[1:]
+    assert first.split()[2:4] == ["unknown", "unknown"]
+    assert second.split()[2] == "2"
+    assert legend == []
+    assert headline_lines(plan)[1] == "  rate unknown: no measurement of a"
+    told = plan.explain()
+    assert "one more" not in told
+    assert "other modes" not in told
+    assert "speed of one worker is unknown" in plan.explain("a")
     given = dt.plan(pipeline(stage("a", rate=3), stage("b", rate=2)), "1x(4cpu)")
-    assert "?" not in "\n".join(unit_table(given))
+    assert "unknown" not in "\n".join([*unit_table(given), given.explain()])
 
 
 def test_many_nodes_are_cut_short() -> None:
@@ -133,6 +143,6 @@ def test_many_nodes_are_cut_short() -> None:
     assert "... and 10 more nodes" in plan.explain("a")
 
 
-def test_the_headline_of_a_plan_without_bound_is_whole() -> None:
-    lines = headline_lines(replace(video(), bound=0.0))
-    assert "100.0 % of the bound" in lines[1]
+def test_the_headline_shows_the_share_of_the_bound() -> None:
+    lines = headline_lines(replace(video(), rate=1.0, bound=2.0))
+    assert "50.0 % of the bound 2 " in lines[1]

@@ -277,4 +277,5 @@ def test_a_fan_out_does_not_starve_the_next_unit() -> None:
         cluster="1x(16cpu, 64GB)",
         world=UNTRACKED,
     )
+    assert rig.stream.plan.rate is not None
     assert items / rig.seconds > 0.8 * rig.stream.plan.rate

@@ -88,6 +88,35 @@ def test_a_drain_in_any_wave_finishes_the_work_in_flight(mode: str) -> None:
     assert rig.out("b") + rest.out("b") == numbers(200)
 
 
+@pytest.mark.parametrize("mode", ["streaming", "waves"])
+def test_a_drain_ends_with_the_epochs_that_were_begun(mode: str) -> None:
+    stages = [stage("first", workers=1), stage("slow", workers=2)]
+    behaviours = {"first": Behaviour(0.00001), "slow": Behaviour(0.5)}
+    left: list[float | None] = []
+
+    def look(stream: StreamController) -> None:
+        view = stream.view(stream.state.now)
+        if view.state == "draining":
+            left.append(view.drain_s)
+
+    options = StreamOptions(max_epoch_s=1.0)
+    script = (ScriptedEvent(20.0, PostEvent(Drain())),)
+    rig = simulate_stages(stages, behaviours, 1000, mode=mode, script=script, options=options, after_step=look)
+    assert rig.run_state is RunState.DRAINED
+    assert rig.seconds < 20.0 + 3.0
+    assert left[0] is not None
+    assert 20.0 + left[0] == pytest.approx(rig.seconds, abs=1.0)
+    rest = simulate_stages(stages, behaviours, 1000, mode=mode, resume=rig.data.log, options=options)
+    assert rig.out("slow") + rest.out("slow") == numbers(1000)
+
+
+def test_a_drain_finishes_everything_that_was_read_if_the_run_cannot_be_resumed() -> None:
+    options = StreamOptions(drain_finishes_input=True)
+    script = (ScriptedEvent(20.0, PostEvent(Drain())),)
+    rig = simulate_stages([stage("slow", workers=2)], {"slow": Behaviour(0.5)}, 1000, script=script, options=options)
+    assert sum(rig.out("slow").values()) == rig.stream.state.items_read < 1000
+
+
 def test_a_drain_before_anything_was_read_ends_the_run() -> None:
     manual = ManualStream.of([stage("a")])
     starts = of_kind(manual.step(Drain()), StartWorker)

@@ -128,6 +128,8 @@ def simulate(
         raise SimulateSurface().error(error) from None
     for note in result.plan.assumptions:
         click.echo(f"note: {note}", err=True)
+    if result.plan.rate is None:
+        click.echo("note: speeds are unknown: the simulated rate is not a prediction", err=True)
     if as_json:
         click.echo(json.dumps(result.summary.to_dict(), indent=2))
     else:

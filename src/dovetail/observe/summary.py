@@ -339,7 +339,7 @@ def _predicted_rate(history: RunHistory) -> float:
     several waves: what its plan expected for all of them together."""
     if number_field(history.run, "waves") > 1:
         plan = history.plan()
-        return plan.rate if plan else 0.0
+        return plan.rate or 0.0 if plan else 0.0
     window = _steady_window(history)
     ticks = history.ticks[window[0] : window[1] + 1] if window is not None else history.ticks[-1:]
     found = [value for value in (number_field(tick.run, "predicted") for tick in ticks) if value]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seat
     from dovetail.scheduling.plan import Plan, UnitPlan
 
-RATE_SOURCE_MARKS = {"assumed": "?", "measured": "^"}
+RATE_SOURCE_MARKS = {"measured": "^"}
 MAX_CARDS_SHOWN = 8
 
 
@@ -34,21 +34,22 @@ def plan_table(recipe: Recipe, plan: Plan) -> list[str]:
         if again:
             cells += ["same", "", "", "", ""]
         else:
-            each = f"{unit.rate:.4g}{RATE_SOURCE_MARKS.get(unit.rate_source, '')}"
+            each = f"{unit.rate_text()}{RATE_SOURCE_MARKS.get(unit.rate_source, '')}"
             seats = plan.seats[step.name]
             cells += [
                 str(unit.workers),
                 unit.shape.describe(),
                 _workers_per_card(seats),
                 each,
-                f"{unit.throughput:.4g}",
+                unit.throughput_text(),
             ]
         rows.append(([str(unit.wave + 1)] if len(plan.waves) > 1 else []) + cells)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     sources = {unit.rate_source for unit in plan.units}
     legend = [f"{mark} {source}" for source, mark in RATE_SOURCE_MARKS.items() if source in sources]
-    return [*lines, "; ".join(["* limits the rate", "same: the workers of the row above", *legend])]
+    limits = ["* limits the rate"] if plan.bottleneck is not None else []
+    return [*lines, "; ".join([*limits, "same: the workers of the row above", *legend])]
 
 
 def _workers_per_card(seats: tuple[Seat, ...]) -> str:

@@ -314,7 +314,7 @@ def _stream_options(request: RunRequest, cluster: Cluster, sinks: SinkRequest) -
     usual = replace(usual, byte_budget=limit_payload_memory(usual, cluster))
     if durable:
         usual = replace(usual, max_epoch_s=MAX_DURABLE_EPOCH_S, target_message_s=DURABLE_MESSAGE_S)
-    found = replace(request.options or usual, drain_finishes_waves=not durable)
+    found = replace(request.options or usual, drain_finishes_input=not durable)
     if durable:
         found = replace(found, eager=False, ordered_batches=sinks.in_order)
     if ordered:

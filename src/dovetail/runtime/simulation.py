@@ -128,20 +128,22 @@ def simulate(
     _check_numbers(chances, items)
     profiles = profiles or {}
     made = plan or make_plan(pipeline, cluster, mode, profiles=profiles)
-    count = items if items is not None else min(MAX_DEFAULT_ITEMS, max(1, round(DEFAULT_DURATION_S * made.rate)))
+    if items is None:
+        rate = made.rate or min(unit.throughput for unit in made.units)
+        items = min(MAX_DEFAULT_ITEMS, max(1, round(DEFAULT_DURATION_S * rate)))
     world = world or _world(pipeline, made, profiles, chances)
     engine = SimulatedEngine(world, made.cluster)
     works = unit_specs(pipeline, made)
     stream = StreamController(works, made, options or StreamOptions())
     folder = create_run(made.name, run_dir)
-    recorder = Recorder(folder, _about(made, what, count, world), stream.view, stream.workers, plan=made.to_json())
+    recorder = Recorder(folder, _about(made, what, items, world), stream.view, stream.workers, plan=made.to_json())
     observers: list[Observer] = [recorder]
     if record:
         observers.append(ReplayRecorder(folder.replay_log, controller_record(works, made, stream.state.options)))
     if progress:
         observers.append(ProgressDisplay(stream.view, name=made.name, virtual=True))
     with _reduced_gc():
-        run_with_observers(stream, engine, SimulatedData(engine, count), recorder, observers)
+        run_with_observers(stream, engine, SimulatedData(engine, items), recorder, observers)
     return Simulation(made, summarize_run(RunHistory.load(folder.path)), folder.path)
 
 

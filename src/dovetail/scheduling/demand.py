@@ -49,6 +49,7 @@ def workers_needed(demand: Demand, rate: float) -> int:
 
 
 GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"
+HOW_TO_MEASURE = "a run measures it, or `dovetail plan FILE --probe 100`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,10 @@ class StageRates:
         assumed = [name for name, source in self.source.items() if source == ASSUMED]
         if not assumed:
             return []
-        named = ", ".join(assumed)
-        value = self.rate[assumed[0]]
-        how = f"{value:g} items/s per worker" if len(assumed) < len(self.source) else "equal"
-        return [f"the speed of {named} is not known and assumed {how}: give rate= or run it once"]
+        if len(assumed) == len(self.source):
+            return [f"no speed is known: workers are allocated as if all stages were equally fast; {HOW_TO_MEASURE}"]
+        what = f"the speed of {', '.join(assumed)} is unknown"
+        return [f"{what}: workers are allocated as if it were the median of the others; {HOW_TO_MEASURE}"]
 
 
 def stage_rates(pipeline: Pipeline, profiles: Mapping[str, Profile] | None = None) -> StageRates:

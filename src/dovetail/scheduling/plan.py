@@ -13,12 +13,14 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.seat import Seat
 from dovetail.resources.shape import Shape
-from dovetail.scheduling.demand import Demand
+from dovetail.scheduling.demand import ASSUMED, Demand
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PLAN_VERSION = 1
+UNKNOWN = "unknown"
+"""Text of a speed that nobody measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,19 @@ class UnitPlan(Demand):
 
     @property
     def throughput(self) -> float:
-        """Source items per second of all its workers together."""
+        """Source items per second of all its workers together, from an assumed rate if it is unknown."""
         return self.workers * self.speed
+
+    @property
+    def has_known_rate(self) -> bool:
+        return self.rate_source != ASSUMED
+
+    def rate_text(self) -> str:
+        """Items per second of one worker."""
+        return f"{self.rate:.4g}" if self.has_known_rate else UNKNOWN
+
+    def throughput_text(self) -> str:
+        return f"{self.throughput:.4g}" if self.has_known_rate else UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +83,13 @@ class Plan:
     units: tuple[UnitPlan, ...]
     seats: Mapping[str, tuple[Seat, ...]]
     """Stage -> the seat of each of its processes."""
-    rate: float
-    """Source items per second."""
-    bound: float
+    rate: float | None
+    """Source items per second; None: the speed of a stage is unknown."""
+    bound: float | None
     """Upper bound of the rate of any plan: the scarcest resource over the need of one source item."""
-    bottleneck: str
-    binding: str
+    bottleneck: str | None
+    """The unit that limits the rate; None, like the bound and its resource, if a speed is unknown."""
+    binding: str | None
     """The resource that limits the bound."""
     use: Mapping[str, PlannedUse]
     fragmentation: float
@@ -198,12 +212,15 @@ class Plan:
         import html  # only notebooks need it
 
         rows = "".join(
-            f"<tr><td>{html.escape(unit.name)}</td><td>{unit.workers}</td><td>{unit.rate:g}</td>"
-            f"<td>{unit.throughput:.4g}</td><td>{html.escape(unit.shape.describe())}</td></tr>"
+            f"<tr><td>{html.escape(unit.name)}</td><td>{unit.workers}</td><td>{unit.rate_text()}</td>"
+            f"<td>{unit.throughput_text()}</td><td>{html.escape(unit.shape.describe())}</td></tr>"
             for unit in self.units
         )
-        name, bottleneck = html.escape(self.name), html.escape(self.bottleneck)
-        head = f"<b>{name}</b>: {self.mode}, {self.rate:.4g} items/s, bottleneck {bottleneck}"
+        name = html.escape(self.name)
+        speed = "speed unknown"
+        if self.rate is not None and self.bottleneck is not None:
+            speed = f"{self.rate:.4g} items/s, bottleneck {html.escape(self.bottleneck)}"
+        head = f"<b>{name}</b>: {self.mode}, {speed}"
         columns = "".join(f"<th>{name}</th>" for name in ("unit", "workers", "items/s each", "items/s", "one worker"))
         return f"<div>{head}<table><tr>{columns}</tr>{rows}</table></div>"
 
@@ -295,10 +312,10 @@ class PlanFile:
     mode: str
     requested: str
     reason: str
-    rate: float
-    bound: float
-    bottleneck: str
-    binding: str
+    rate: float | None
+    bound: float | None
+    bottleneck: str | None
+    binding: str | None
     units: list[UnitEntry]
     use: dict[str, UseEntry]
     fragmentation: float
@@ -360,7 +377,7 @@ def _consistency_errors(plan: PlanFile) -> list[str]:
     ]
     if plan.requested not in ("auto", "streaming", "sequential", "waves"):
         wrong.append(f"{plan.requested!r} is not a mode")
-    if plan.rate <= 0 or plan.bound <= 0:
+    if any(value is not None and value <= 0 for value in (plan.rate, plan.bound)):
         wrong.append("its rate or bound is not above 0")
     if any(use.total < use.used or not use.total for use in plan.use.values()):
         wrong.append("more is in use than there is")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan, UnitPlan
 
 MAX_NODES_SHOWN = 4
-RATE_SOURCE_MARKS = {"assumed": ("?", "assumed"), "measured": ("^", "measured")}
+MAX_UNITS_SHOWN = 4
+RATE_SOURCE_MARKS = {"measured": ("^", "measured")}
 
 
 def plan_text(plan: Plan) -> str:
@@ -33,22 +34,33 @@ def plan_text(plan: Plan) -> str:
     if more:
         lines += ["", "what one more would bring"]
         width = max(len(what) for what, _ in more)
-        lines += [f"  {what:{width}}  {rate:.4g} items/s ({_gain_text(rate, plan.rate)})" for what, rate in more]
+        lines += [f"  {what:{width}}  {rate:.4g} items/s ({_gain_text(plan, rate)})" for what, rate in more]
     others = list(rates_in_other_modes(plan))
     if others and len(plan.units) > 1:
         lines += ["", "the other modes; between waves everything waits on disk"]
-        lines += [f"  {mode:10}  {rate:.4g} items/s ({_gain_text(rate, plan.rate)})" for mode, rate in others]
+        lines += [f"  {mode:10}  {rate:.4g} items/s ({_gain_text(plan, rate)})" for mode, rate in others]
     lines += ["", "notes", *(f"  {note}" for note in plan.notes)]
     return "\n".join(lines)
 
 
 def headline_lines(plan: Plan) -> list[str]:
-    share = 100 * plan.rate / plan.bound if plan.bound else 100.0
+    title = f"{plan.name} on {plan.cluster.spec()}"
+    if plan.rate is None or plan.bound is None or plan.bottleneck is None:
+        return [title, f"  rate unknown: {_unmeasured_text(plan)}", f"  {plan.reason}"]
+    share = 100 * plan.rate / plan.bound
     return [
-        f"{plan.name} on {plan.cluster.spec()}",
+        title,
         f"  {plan.rate:.4g} items/s, {share:.1f} % of the bound {plan.bound:.4g} set by {plan.binding}",
         f"  bottleneck: {short_unit_name(plan.bottleneck)}; {plan.reason}",
     ]
+
+
+def _unmeasured_text(plan: Plan) -> str:
+    unknown = [short_unit_name(unit.name) for unit in plan.units if not unit.has_known_rate]
+    if len(unknown) == len(plan.units):
+        return "no stage has been measured"
+    more = f" and {len(unknown) - MAX_UNITS_SHOWN} more" if len(unknown) > MAX_UNITS_SHOWN else ""
+    return f"no measurement of {', '.join(unknown[:MAX_UNITS_SHOWN])}{more}"
 
 
 def unit_table(plan: Plan) -> list[str]:
@@ -61,8 +73,8 @@ def unit_table(plan: Plan) -> list[str]:
         cells = [
             f"{short_unit_name(unit.name)}{mark}",
             str(unit.workers),
-            f"{unit.rate:.4g}{mark_of_source}",
-            f"{unit.throughput:.4g}",
+            f"{unit.rate_text()}{mark_of_source}",
+            unit.throughput_text(),
         ]
         rows.append(
             [str(unit.wave + 1)] * waves + [*cells, unit.shape.describe(), _nodes_text(plan.seats[unit.stages[0]])]
@@ -71,7 +83,8 @@ def unit_table(plan: Plan) -> list[str]:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     sources = {unit.rate_source for unit in plan.units}
     legend = [f"{sign} {words}" for source, (sign, words) in RATE_SOURCE_MARKS.items() if source in sources]
-    return [*lines, "; ".join(["* limits the rate", *legend])]
+    limits = ["* limits the rate"] if plan.bottleneck is not None else []
+    return [*lines, "; ".join([*limits, *legend])] if limits or legend else lines
 
 
 def use_lines(plan: Plan) -> list[str]:
@@ -97,12 +110,16 @@ def stage_text(plan: Plan, stage: str) -> str:
 
 
 def _worker_count_lines(plan: Plan, unit: UnitPlan) -> list[str]:
-    one = f"{unit.rate:.4g} items/s in ({unit.rate_source})"
-    lines = [
-        f"{unit.name}: {unit.workers} workers, each {unit.shape.describe()}",
-        f"  one worker takes {one}; it gets {unit.per_source:.4g} items per source item",
-        f"  together they sustain {unit.throughput:.4g} source items/s; the plan runs at {plan.rate:.4g}",
-    ]
+    lines = [f"{unit.name}: {unit.workers} workers, each {unit.shape.describe()}"]
+    if unit.has_known_rate:
+        one = f"{unit.rate:.4g} items/s in ({unit.rate_source})"
+        total = "" if plan.rate is None else f"; the plan runs at {plan.rate:.4g}"
+        lines += [
+            f"  one worker takes {one}; it gets {unit.per_source:.4g} items per source item",
+            f"  together they sustain {unit.throughput:.4g} source items/s{total}",
+        ]
+    else:
+        lines.append("  the speed of one worker is unknown")
     if unit.barrier:
         lines.append("  a barrier has one worker, which gets all items in one call")
     elif unit.per_node is not None:
@@ -111,6 +128,8 @@ def _worker_count_lines(plan: Plan, unit: UnitPlan) -> list[str]:
         lines.append(f"  the count was given: workers={unit.low}")
     elif unit.workers == unit.high:
         lines.append(f"  it has the maximum that is set: workers=({unit.low}, {unit.high})")
+    elif plan.rate is None or plan.binding is None:
+        lines.append("  the count is a first guess: the first replan of a run adjusts it to measured speeds")
     elif unit.throughput <= plan.rate * (1 + 1e-9) and plan.binding.startswith("the "):
         lines.append(f"  it is as fast as {plan.binding} allow")
     elif unit.throughput <= plan.rate * (1 + 1e-9):
@@ -135,7 +154,9 @@ def _node_lines(plan: Plan, unit: UnitPlan) -> list[str]:
 
 
 def rates_with_one_more(plan: Plan) -> Iterator[tuple[str, float]]:
-    """(Addition, rate) for one more node, GPU and CPU of every kind of node."""
+    """(Addition, rate) for one more node, GPU and CPU of every kind of node; none if a speed is unknown."""
+    if plan.rate is None:
+        return
     for what, nodes in _clusters_with_one_more(plan):
         rate = rate_in_mode(plan, plan.requested, Cluster(nodes))
         if rate is not None:
@@ -160,7 +181,9 @@ def _with_node_replaced(plan: Plan, node: Node, by: Node) -> tuple[Node, ...]:
 
 
 def rates_in_other_modes(plan: Plan) -> Iterator[tuple[str, float]]:
-    """(Mode, rate) for the modes that this plan does not use."""
+    """(Mode, rate) for the modes that this plan does not use; none if a speed is unknown."""
+    if plan.rate is None:
+        return
     for mode in ("streaming", "waves", "sequential"):
         if mode != plan.mode:
             rate = rate_in_mode(plan, mode, plan.cluster)
@@ -176,8 +199,8 @@ def rate_in_mode(plan: Plan, mode: str, cluster: Cluster) -> float | None:
         return None
 
 
-def _gain_text(rate: float, before: float) -> str:
-    gain = 100 * (rate / before - 1) if before else 0.0
+def _gain_text(plan: Plan, rate: float) -> str:
+    gain = 100 * (rate / plan.rate - 1) if plan.rate else 0.0
     return "no gain" if abs(gain) < 0.05 else f"{gain:+.1f} %"
 
 

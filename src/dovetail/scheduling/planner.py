@@ -136,6 +136,7 @@ def _assemble_plan(
     limits = [resource_limits(members, start)[0] for members, _ in chosen.waves]
     slowest = min(range(len(limits)), key=lambda wave: limits[wave].rate)
     bound = limits[0].rate if len(limits) == 1 else 1 / sum(1 / limit.rate for limit in limits)
+    is_known = all(unit.has_known_rate for unit in units)
     workload = Workload((unit.shape, unit.workers) for unit in units)
     use, idle, fragmentation = _planned_use(start, [final.packing.groups for final in finals], workload)
     return Plan(
@@ -146,10 +147,12 @@ def _assemble_plan(
         cluster=cluster,
         units=tuple(units),
         seats={stage: seats[stage] for unit in units for stage in unit.stages},
-        rate=ModeChoice(chosen.mode, "", [(w[0], f) for w, f in zip(chosen.waves, finals, strict=True)]).rate,
-        bound=bound,
-        bottleneck=min(units, key=lambda unit: unit.throughput).name,
-        binding=limits[slowest].resource,
+        rate=ModeChoice(chosen.mode, "", [(w[0], f) for w, f in zip(chosen.waves, finals, strict=True)]).rate
+        if is_known
+        else None,
+        bound=bound if is_known else None,
+        bottleneck=min(units, key=lambda unit: unit.throughput).name if is_known else None,
+        binding=limits[slowest].resource if is_known else None,
         use=use,
         fragmentation=fragmentation,
         idle_gpus=idle,
@@ -178,7 +181,9 @@ def _phase_lines(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headr
     return [
         f"manual: {', '.join([*manual, *ranged]) or 'no counts are given'}",
         "minimum: every unit has at least one worker",
-        f"throughput: {counts} for {sizing.rate:.4g} items/s",
+        f"throughput: {counts} for {sizing.rate:.4g} items/s"
+        if all(unit.has_known_rate for unit in units)
+        else f"throughput: {counts} with assumed speeds",
         f"headroom up to {headroom:g} x the slowest: "
         f"{', '.join(added) or _no_headroom_reason(units, sizing, headroom)}",
     ]

@@ -161,7 +161,7 @@ class StreamController:
         """Whether later waves still process what was read before a drain. Not if a barrier would get incomplete
         input."""
         barriers = any(unit.spec.barrier for unit in self.state.all_units if unit.spec.wave > self.state.wave)
-        return self.state.options.drain_finishes_waves and not (self._cut_short and barriers)
+        return self.state.options.drain_finishes_input and not (self._cut_short and barriers)
 
     def _start_next_wave(self) -> None:
         state = self.state
@@ -209,8 +209,9 @@ class StreamController:
         if not (known and fits):
             self.replanner.replan_now()
             return
-        rate = self.plan.rate if self.waves == 1 else 0.0
-        self.replanner.adopt_plan(rate, self.plan.bottleneck if self.plan.bottleneck in names else "")
+        rate = self.plan.rate or 0.0 if self.waves == 1 else 0.0
+        bottleneck = self.plan.bottleneck or ""
+        self.replanner.adopt_plan(rate, bottleneck if bottleneck in names else "")
         text = f"{len(starts)} workers as planned"
         self.state.add_note("decision", text, starts=len(starts), stops=0, rate_after=rate)
         self.fleet.start_all([*self.fleet.waiting_starts.values(), *starts])
@@ -257,13 +258,16 @@ class StreamController:
     def _on_drain(self, event: Drain) -> None:
         if self.state.run_state is RunState.RUNNING:
             self.state.transition_to(RunState.DRAINING)
-            self.state.add_note("run", f"draining ({event.reason}): no more input is read, work in flight is finished")
+            finishes_input = self.state.options.drain_finishes_input
+            what = "everything that was read" if finishes_input else "the work in flight"
+            self.state.add_note("run", f"draining ({event.reason}): no more input is read, {what} is finished")
             self._drained = True
-            finishes_spool = self.feeder.spooled_input is not None and self.state.options.drain_finishes_waves
-            if not (self.feeder.stopped or finishes_spool):
+            if not (self.feeder.stopped or (finishes_input and self.feeder.spooled_input is not None)):
                 self._cut_short = True
                 self.feeder.discard_unfinished_barrier()
                 self.feeder.end_input()
+            if not finishes_input and self.feeder.discard_waiting_epochs():
+                self._cut_short = True
 
     def _on_cancel(self, event: CancelRun) -> None:
         if self.state.is_ending:

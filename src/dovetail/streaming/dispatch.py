@@ -110,6 +110,7 @@ def _send_message(
     expected = unit.output_bytes_per_message if unit.children else 0
     message = Message(number, epoch, parts, items, size, batch_size, state.now, suspect, expected)
     unit.send(worker, message)
+    epoch.mark_begun(unit.index)
     limit = UNLIMITED_ITEMS
     spool = bool(unit.later_consumers)
     for child in unit.children:

@@ -22,6 +22,7 @@ class Epoch:
     """A range [first, last) of a wave's input, and how far it is processed."""
 
     __slots__ = (
+        "begun",
         "closed",
         "complete",
         "discarded",
@@ -48,6 +49,8 @@ class Epoch:
         """Number of items after which it is closed."""
         self.closed = False
         """No more input will be added."""
+        self.begun = [False] * units
+        """Per unit: a worker has got some of its items."""
         self.discarded = False
         """It restarts as another epoch: later results of this one are ignored."""
         self.held_bytes = 0
@@ -79,6 +82,12 @@ class Epoch:
         if keep:
             self.kept_input.append((name, part))
             self.held_bytes += size
+
+    def mark_begun(self, index: int) -> None:
+        self.begun[index] = True
+
+    def has_begun_in(self, units: list[UnitState]) -> bool:
+        return any(self.begun[unit.index] for unit in units)
 
     def add_pending(self, index: int, items: int) -> None:
         self.pending[index] += items

@@ -220,6 +220,36 @@ class Feeder:
             self.filling_epoch = None
             self.epoch_tracker.discard_epoch(epoch)
 
+    def discard_waiting_epochs(self) -> bool:
+        """After the end of the input: drop the last epochs, as far as the slowest unit and those after it have taken
+        nothing of them; a resumed run reads them again. Returns whether there were any."""
+        if self.has_barrier:
+            return False
+        slowest = self._slowest_units()
+        waiting = []
+        for epoch in sorted(self.state.epochs.values(), key=lambda epoch: epoch.first, reverse=True):
+            if epoch.has_begun_in(slowest):
+                break
+            waiting.append(epoch)
+        for epoch in waiting:
+            self.epoch_tracker.discard_epoch(epoch)
+        self.epoch_tracker.finish_units()
+        return bool(waiting)
+
+    def _slowest_units(self) -> list[UnitState]:
+        """The unit with the lowest throughput, and all units after it. An unknown speed counts as the lowest."""
+        throughput: dict[str, float] = {}
+        for unit, items in self._items_per_input_item():
+            seconds = unit.throughput.seconds_per_item
+            slots = max(1, len(unit.workers)) * unit.spec.slots
+            throughput[unit.name] = 0.0 if seconds is None else slots / (seconds * items) if seconds else math.inf
+        slowest = min(throughput, key=throughput.__getitem__, default="")
+        found: list[UnitState] = []
+        for unit in self.state.units:
+            if unit.name == slowest or any(parent in found for parent in unit.parents):
+                found.append(unit)
+        return found
+
     def _feed_from_spool(self) -> None:
         assert self.spooled_input is not None
         while self.next_spooled < len(self.spooled_input):

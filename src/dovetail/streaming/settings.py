@@ -48,8 +48,9 @@ class StreamOptions:
     """Work per message; a batch that takes longer is a message by itself."""
     max_message_items: int = 1024
     """Maximum items per message, unless a batch is larger."""
-    drain_finishes_waves: bool = False
-    """A drain processes everything that was read, including later waves: for runs that cannot be resumed."""
+    drain_finishes_input: bool = False
+    """A drain processes everything that was read, including later waves: for runs that cannot be resumed. Otherwise it
+    finishes the epochs that workers have begun."""
     payloads_survive: bool = False
     """No result of a worker can be lost with a node, so the input of an epoch need not be kept."""
     hop_s: float = 0.001

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dovetail.control.lifecycle import WorkerState
+from dovetail.control.lifecycle import RunState, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,6 +101,8 @@ class StreamView:
     """What `finished`, `total`, `delivered` and `failed` count."""
     details: tuple[str, ...] = ()
     """More about the progress, for people; the most important first."""
+    drain_s: float | None = None
+    """Seconds until a run that is being drained has finished its work; None: unknown, or it is not being drained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,25 @@ def make_view(state: StreamState, replanner: Replanner, waves: int, now: float) 
         error=state.error,
         units=tuple(_unit_view(unit) for unit in state.all_units),
         use=replanner.fleet.resource_use(),
+        drain_s=_drain_s(state) if state.run_state is RunState.DRAINING else None,
     )
+
+
+def _drain_s(state: StreamState) -> float | None:
+    """The longest time that a unit needs for the items that wait for it or are still to arrive."""
+    items: dict[str, float] = {}
+    longest = 0.0
+    for unit in state.units:
+        waiting = unit.queue.items + unit.items_in_flight + sum(suspect.items for suspect in unit.suspects)
+        pending = items.get(unit.name, 0.0) + waiting
+        for child in unit.children:
+            items[child.name] = items.get(child.name, 0.0) + pending * unit.throughput.returns
+        seconds = unit.throughput.seconds_per_item
+        if pending and seconds is None:
+            return None
+        slots = max(1, len(unit.workers)) * unit.spec.slots
+        longest = max(longest, pending * (seconds or 0.0) / slots)
+    return longest
 
 
 def _unit_view(unit: UnitState) -> UnitView:
