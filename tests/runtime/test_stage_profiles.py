@@ -213,6 +213,32 @@ def run_to_end(pipeline: dt.Pipeline, source: Any, **settings: Any) -> dt.Run:
     return run
 
 
+def computes(items: list[int]) -> list[int]:
+    end = time.thread_time() + 0.005 * len(items)
+    while time.thread_time() < end:
+        pass
+    return items
+
+
+@pytest.mark.processes
+def test_cpu_time_and_the_speed_of_the_source_are_measured() -> None:
+    def slowly() -> Iterator[int]:
+        for number in range(80):
+            time.sleep(0.01)
+            yield number
+
+    pipe = dt.Pipeline([dt.Stage("work", computes), dt.Stage("idle", twice, fuse=False)])
+    run_to_end(pipe, slowly())
+    found = load_profiles(pipe, dt.Cluster.of(CLUSTER), "iterable")
+    assert found["work"].cpu_s is not None
+    assert found["work"].cpu_s >= 0.005
+    assert found["idle"].cpu_s is None or found["idle"].cpu_s < found["work"].cpu_s
+    assert found["work"].source_rate is not None
+    assert 0 < found["work"].source_rate <= 100
+    assert found["idle"].source_rate is None, "it reads no source"
+    assert load_profiles(pipe, dt.Cluster.of(CLUSTER), "jsonl")["work"].source_rate is None, "that is another source"
+
+
 def test_a_second_run_plans_from_measurements_of_the_first_and_reports_it() -> None:
     pipe = dt.Pipeline([dt.Stage("slow", dt.each(slow)), dt.Stage("double", twice, fuse=False)])
     first = run_to_end(pipe, range(400))

@@ -25,7 +25,7 @@ from dovetail.cli.options import (
 from dovetail.cli.output_file import write_file
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec, recipe_of
 from dovetail.control.payload import SourceSinkError
-from dovetail.observe.text_format import format_duration
+from dovetail.observe.text_format import format_duration, format_percent
 from dovetail.scheduling.plan_report import headline_lines, unit_table, use_lines
 from dovetail.scheduling.planner import DEFAULT_HEADROOM
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from dovetail.cli.engine_option import TargetCluster
     from dovetail.runtime.run_spec import RunSpec
 
+DEFAULT_PROBE_ITEMS = 1000
+
 
 @click.command(
     epilog="""\b
@@ -42,15 +44,16 @@ Examples:
   dovetail plan pipeline.yaml
   dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
   dovetail plan pipeline.yaml --cluster cluster.yaml --mode waves --out plan.json
-  dovetail plan pipeline.yaml --probe 50
+  dovetail plan pipeline.yaml --probe
   dovetail plan pipeline.yaml --engine ray:auto
   dovetail plan recipe.yaml --set process.3.num_proc=4 --set mode=sequential
 
 \b
-The rate of a stage is taken from FILE, else from earlier runs, else assumed;
-the plan shows which. --probe first runs real items through every stage on
-this machine and discards the results; side effects of the stages (files,
-requests) do happen. A recipe is probed with a few rows automatically if its
+The rate of a stage is taken from FILE, else from earlier runs; otherwise it is
+unknown, and so is the rate of the plan. --probe first runs items from all over
+the source through every stage on this machine, until the speeds are known to
+10 %, and discards the results; side effects of the stages (files, requests)
+do happen. A recipe is probed with a few rows automatically if its
 dataset and operators are available, unless --no-probe is given.
 """
 )
@@ -67,7 +70,14 @@ dataset and operators are available, unless --no-probe is given.
 )
 @output_option("Write the plan as JSON to FILE")
 @json_option("Print the plan as JSON.")
-@click.option("--probe", type=click.IntRange(min=1), metavar="N", help="Measure the stages with N items first.")
+@click.option(
+    "--probe",
+    type=click.IntRange(min=1),
+    is_flag=False,
+    flag_value=DEFAULT_PROBE_ITEMS,
+    metavar="[N]",
+    help=f"Measure the stages with at most N items first.  [default N: {DEFAULT_PROBE_ITEMS}]",
+)
 @click.option("--no-probe", is_flag=True, help="Do not measure a recipe with a few rows first.")
 @set_option()
 @source_option("Probe with this instead of FILE's source.")
@@ -96,7 +106,7 @@ def plan(
     job = load_run_spec(file, sets, source)
     if source is not None and probe is None and recipe_of(job) is None:
         message = "--source requires --probe: a plan reads no data"
-        raise dt.ConfigError(dt.Problem("DT371", message, fixes=(f"--probe 50 --source {shlex.quote(source)}",)))
+        raise dt.ConfigError(dt.Problem("DT371", message, fixes=(f"--probe --source {shlex.quote(source)}",)))
     on = target_cluster(engine, cluster_spec)
     job = fit_to_cluster(job, on.cluster)
     _probe_if_needed(job, on, probe, wanted=not (no_probe or no_profiles))
@@ -180,6 +190,7 @@ def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
     """Measures the stages; the next plan finds the stored measurements."""
     from dovetail.runtime.probe import probe
     from dovetail.runtime.run_spec import add_import_path, missing_code, open_source_and_sink
+    from dovetail.runtime.stage_profiles import TARGET_ERROR, load_profiles, source_sink_kinds
 
     add_import_path(job.file.parent)
     problems = missing_code(job)
@@ -190,7 +201,12 @@ def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
     if problems:
         raise dt.ConfigError(problems)
     probed = probe(job.pipeline, open_source_and_sink(job)[0], items, cluster)
-    click.echo(f"probed with {probed.read} items in {format_duration(probed.seconds)}", err=True)
+    measured = load_profiles(job.pipeline, dt.Cluster.of(cluster), *source_sink_kinds(job))
+    errors = [profile.standard_error for profile in measured.values() if profile.standard_error is not None]
+    error = f", standard error {format_percent(max(errors))}" if errors else ""
+    click.echo(f"probed with {probed.read} items in {format_duration(probed.seconds)}{error}", err=True)
+    if errors and max(errors) > TARGET_ERROR:
+        click.echo("note: the times of items vary much; a larger N measures better", err=True)
     if probed.read < max(stage.batch_size for stage in job.pipeline):
         click.echo("note: this is less than one batch of a stage; a larger N measures better", err=True)
 

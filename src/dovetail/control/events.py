@@ -141,6 +141,8 @@ class BatchesDone:
     peak_bytes: int = 0
     stages: list[tuple[int, int, float]] | None = None
     """Per fused stage: items in, items out, seconds."""
+    cpu_s: float = 0.0
+    """CPU time of the worker's processes since its previous message; 0: not measured."""
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ SMALL_SAMPLE_S = 0.05
 HALF_LIFE_S = 5.0
 """Worker-seconds of a new measurement after which earlier items count half."""
 PEAK_DECAY = 0.9
+OPTIONAL_NUMBERS = ("setup_s", "peak_bytes", "cpu_s_per_item", "source_rate", "standard_error")
 _WRITE_LOCK = Lock()
 """Runs of one process would write to the same temporary file."""
 
@@ -73,6 +74,12 @@ class StageMeasurement:
     """Setup seconds of one worker; None: not measured."""
     peak_bytes: int | None = None
     """Memory of one worker; None: not measured."""
+    cpu_s_per_item: float | None = None
+    """CPU seconds per input item; None: not measured."""
+    source_rate: float | None = None
+    """Items per second of the source, of a stage that reads one; None: not measured, or too fast to measure."""
+    standard_error: float | None = None
+    """Standard error of the seconds per item in the last run, as a share of them; None: too few messages."""
     runs: int = 1
     when: float = 0.0
     """Time of the last run, in seconds since the epoch."""
@@ -108,7 +115,7 @@ def _parse_measurement(data: Mapping[str, Any]) -> StageMeasurement | None:
     for name, value in values.items():
         if name in ("stage", "probed"):
             continue
-        missing = value is None and name in ("setup_s", "peak_bytes")
+        missing = value is None and name in OPTIONAL_NUMBERS
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not missing and not (number and math.isfinite(value) and value >= 0):
             return None
@@ -151,17 +158,20 @@ def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasureme
     def mix(before: float, now: float) -> float:
         return (1 - share) * before + share * now
 
-    setup = (
-        new.setup_s if old.setup_s is None else old.setup_s if new.setup_s is None else mix(old.setup_s, new.setup_s)
-    )
+    def mix_known(before: float | None, now: float | None) -> float | None:
+        return now if before is None else before if now is None else mix(before, now)
+
     peak = max(round(PEAK_DECAY * (old.peak_bytes or 0)), new.peak_bytes or 0) or None
     return StageMeasurement(
         seconds_per_item=mix(old.seconds_per_item, new.seconds_per_item),
         returns=mix(old.returns, new.returns),
         items=round(old_items) + new.items,
         seconds=decay * old.seconds + new.seconds,
-        setup_s=setup,
+        setup_s=mix_known(old.setup_s, new.setup_s),
         peak_bytes=peak,
+        cpu_s_per_item=mix_known(old.cpu_s_per_item, new.cpu_s_per_item),
+        source_rate=old.source_rate if new.source_rate is None else new.source_rate,
+        standard_error=new.standard_error,
         runs=old.runs + 1,
         when=new.when,
         stage=new.stage,

@@ -158,9 +158,10 @@ def _source_errors(source: object) -> Iterator[Problem]:
         yield Problem("DT332", message, fixes=(again,))
     if isinstance(source, str | os.PathLike) or hasattr(source, "__iter__") or hasattr(source, "__getitem__"):
         return  # paths are checked when they are opened
+    from dovetail.data.sample import Sample
     from dovetail.data.sources import SourceSpec
 
-    if not isinstance(source, SourceSpec):
+    if not isinstance(source, SourceSpec | Sample):
         message = f"source={short_repr(source)} is not iterable"
         fixes = ("pass a list, a generator or an open file", 'a path: "data/*.jsonl"')
         yield Problem("DT332", message, fixes=fixes)

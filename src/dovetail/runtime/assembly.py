@@ -164,10 +164,15 @@ class AdmittedRun:
         if profile_keys is not None:
             from dovetail.runtime.stage_profiles import PROBE_RUN, ProfileObserver
 
-            probe = self.launch_options.what == PROBE_RUN
+            is_probe = self.launch_options.what == PROBE_RUN
             observers.append(
                 ProfileObserver(
-                    controller.view, units, profile_keys, probe=probe, peaks=telemetry.peaks, say=print_stderr
+                    controller.view,
+                    units,
+                    profile_keys,
+                    peaks=telemetry.peaks,
+                    say=print_stderr,
+                    end_probe=partial(engine.post, Drain("measured")) if is_probe else None,
                 )
             )
         observers += self._optional_observers(controller, units, resume)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.iterable_source import IterableSource, is_non_blocking
+from dovetail.data.sample import Sample, SampledCursor, sampled_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -95,6 +97,15 @@ class PreloadedInput(Input):
         return IterableSource(iter(()), store, at_hand=True)
 
 
+def _open_sample(sample: Sample) -> Input:
+    if isinstance(sample.source, Sequence) and not isinstance(sample.source, str | bytes):
+        return IterableInput(sampled_items(sample.source, sample), None)
+    found = open_input(sample.source, None)
+    if isinstance(found, CursorInput):
+        return CursorInput(SampledCursor(found.cursor, sample.limit, sample.piece_items))
+    return IterableInput(sample.source, sample.limit)
+
+
 def open_input(
     source: Any, limit: int | None, before: dict[str, object] | None = None, *, on_ray: bool = False
 ) -> Input:
@@ -102,6 +113,8 @@ def open_input(
     driver recorded, so that a table with versions is opened at the same version."""
     if is_non_blocking(source):
         return IterableInput(source, limit)
+    if isinstance(source, Sample):
+        return _open_sample(source)
     if type(source).__module__.startswith("ray.data."):
         source, cursor = _open_ray_dataset(source, limit, on_ray=on_ray)
         if cursor is not None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from dovetail.data.sample import PIECES, Sample
 from dovetail.errors import ConfigError, InfeasibleError, Problem, RunError
 from dovetail.runtime.sites import HOP_S
-from dovetail.runtime.stage_profiles import PROBE_RUN
+from dovetail.runtime.stage_profiles import MIN_PROBE_ITEMS, PROBE_RUN
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.settings import StreamOptions
 
@@ -22,18 +23,22 @@ if TYPE_CHECKING:
 def probe(
     pipeline: Pipeline, source: Any, items: int, cluster: Cluster | str = "auto", *, wait: bool = True
 ) -> RunSummary:
-    """Runs the first `items` of the source through every stage, with one worker each on this machine, and discards the
-    results. Measurements replace those of earlier runs, and `load_profiles` prefers them. Side effects of stages
-    happen. `cluster`: what this machine is taken to have, as for a local run."""
+    """Runs items of the source through every stage, with one worker each on this machine, and discards the results.
+
+    At most `items` are taken, from places all over the source if it can seek; fewer if the speeds are known precisely
+    before. Measurements replace those of earlier runs, and `load_profiles` prefers them. Side effects of stages happen.
+    `cluster`: what this machine is taken to have, as for a local run.
+    """
     from dovetail.runtime.run import run  # late: imports much, and may load profiles itself
 
+    batch = max(stage.batch_size for stage in pipeline)
+    sample = Sample(source, items, batch * -(-MIN_PROBE_ITEMS // (PIECES * batch)))
     options = StreamOptions(hop_s=HOP_S, eager=True, follow_plan=True, replan=False)
     with TemporaryDirectory(prefix="dovetail-probe-") as folder:
         running = run(
             pipeline,
-            source,
+            sample,
             plan=_with_min_workers(_local_plan(pipeline, cluster)),
-            limit=items,
             options=options,
             run_dir=folder,
             progress=False,
@@ -44,12 +49,10 @@ def probe(
     if not summary.read:
         raise ConfigError(Problem("DT372", "cannot probe: the source is empty", fixes=("--source FILE",)))
     untouched = [unit.name for unit in summary.units if not unit.taken]
-    if summary.status != "finished":
+    if summary.status not in ("finished", "drained"):
         raise RunError(Problem("DT373", f"the probe did not finish: it is {summary.status}", fixes=("try again",)))
     if untouched:
-        message = (
-            f"no item reached {', '.join(untouched)}: earlier stages dropped all of the first {summary.read} items"
-        )
+        message = f"no item reached {', '.join(untouched)}: earlier stages dropped all of the {summary.read} items"
         raise ConfigError(Problem("DT374", message, fixes=(f"--probe {20 * items}", "remove --probe")))
     return summary
 

@@ -143,7 +143,7 @@ def simulate(
     if progress:
         observers.append(ProgressDisplay(stream.view, name=made.name, virtual=True))
     with _reduced_gc():
-        run_with_observers(stream, engine, SimulatedData(engine, items), recorder, observers)
+        run_with_observers(stream, engine, SimulatedData(engine, items, rate=made.source_rate), recorder, observers)
     return Simulation(made, summarize_run(RunHistory.load(folder.path)), folder.path)
 
 

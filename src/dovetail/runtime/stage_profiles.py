@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapreplace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -42,6 +42,14 @@ USUAL_MESSAGE_S = StreamOptions().target_message_s
 """Least work in a message once the speed of its unit is known."""
 PROBE_RUN = "probe"
 """`what` of a probe run."""
+MIN_PROBE_ITEMS = 50
+MIN_PROBE_MESSAGES = 8
+TARGET_ERROR = 0.1
+"""A probe ends when the standard error of the speed of every important unit is below this share of it, ..."""
+MIN_TIME_SHARE = 0.1
+"""... which is a unit that takes at least this share of the time of the slowest, ..."""
+MAX_PROBE_S = 30.0
+"""... or after this time."""
 
 SinkKinds = str | Mapping[str, str]
 """Kind of sink: one for all leaves, or leaf -> kind."""
@@ -149,6 +157,9 @@ def _profile(measured: StageMeasurement, now: float) -> Profile:
         returns=measured.returns,
         setup_s=measured.setup_s,
         peak_bytes=measured.peak_bytes,
+        cpu_s=measured.cpu_s_per_item,
+        standard_error=measured.standard_error if measured.probed else None,
+        source_rate=measured.source_rate,
         items=measured.items,
         when=measured.when,
         origin_text=runs,
@@ -178,17 +189,24 @@ class _WorkTime:
     """Work of a unit: slot-seconds, and items in, items out and seconds in user code per stage."""
 
     slot_s: float
+    cpu_s: float
     messages: int
     stages: list[list[float]]
+    squares: list[float]
+    """Sums over messages: items squared, items times seconds, seconds squared."""
 
     @classmethod
     def of(cls, stages: int) -> Self:
-        return cls(0.0, 0, [[0, 0, 0.0] for _ in range(stages)])
+        return cls(0.0, 0.0, 0, [[0, 0, 0.0] for _ in range(stages)], [0.0, 0.0, 0.0])
 
-    def add(self, slot_s: float, stages: list[tuple[int, int, float]]) -> None:
+    def add(self, slot_s: float, cpu_s: float, stages: list[tuple[int, int, float]]) -> None:
         """`stages` ends with the stage that dropped all items."""
         self.slot_s += slot_s
+        self.cpu_s += cpu_s
         self.messages += 1
+        items = stages[0][0]
+        for index, value in enumerate((items * items, items * slot_s, slot_s * slot_s)):
+            self.squares[index] += value
         for total, counts in zip(self.stages, stages, strict=False):
             for index, count in enumerate(counts):
                 total[index] += count
@@ -196,6 +214,20 @@ class _WorkTime:
     @property
     def code_s(self) -> float:
         return sum(seconds for _, _, seconds in self.stages)
+
+    @property
+    def items(self) -> float:
+        return self.stages[0][0]
+
+    @property
+    def standard_error(self) -> float | None:
+        """Standard error of the seconds per item, as a share of them; None: too few messages."""
+        if self.messages < MIN_PROBE_MESSAGES or not self.slot_s or not self.items:
+            return None
+        ratio = self.slot_s / self.items
+        items, product, seconds = self.squares
+        residuals = max(0.0, seconds - 2 * ratio * product + ratio * ratio * items)
+        return float((residuals * self.messages / (self.messages - 1)) ** 0.5 / self.slot_s)
 
     @property
     def usual_slot_s(self) -> float:
@@ -241,16 +273,18 @@ class ProfileObserver:
         units: Sequence[UnitSpec],
         keys: Mapping[str, Sequence[ProfileKey]],
         *,
-        probe: bool = False,
+        end_probe: Callable[[], None] | None = None,
         peaks: Callable[[], Mapping[str, int]] = dict,
         keep: Callable[[Mapping[ProfileKey, StageMeasurement]], str] = write_profiles,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`keys` as from `storage_keys`; `peaks`: unit -> peak memory of one of its workers."""
+        """`keys` as from `storage_keys`; `peaks`: unit -> peak memory of one of its workers; `end_probe`: the run is a
+        probe, and this ends it when its measurements are precise enough."""
         self._view = view
         self._units = {unit.name: unit for unit in units}
         self._keys = keys
-        self._probe = probe
+        self._probe = end_probe is not None
+        self._end_probe = end_probe
         self._peaks, self._store, self._say = peaks, keep, say
         self._sent: dict[int, _SentMessage] = {}
         self._workers: dict[int, _WorkerTime] = {}
@@ -258,6 +292,8 @@ class ProfileObserver:
         self._first: dict[str, _WorkTime] = {}
         """First messages of workers, and messages with incomplete batches."""
         self._closed = False
+        self._began_s: float | None = None
+        """When the first message of a probe ended."""
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
         for event in events:
@@ -271,6 +307,27 @@ class ProfileObserver:
             if isinstance(command, RunBatches):
                 full = command.items % command.batch_size == 0
                 self._sent[command.message] = _SentMessage(now, command.worker, command.hosted, full)
+        if self._end_probe is not None and self._is_precise(now):
+            self._end_probe()
+            self._end_probe = None
+
+    def _is_precise(self, now: float) -> bool:
+        if not self._first:
+            return False
+        if self._began_s is None:
+            self._began_s = now
+        if now - self._began_s > MAX_PROBE_S:
+            return True
+        done = {unit.name: self._steady.get(unit.name) for unit in self._units.values() if not unit.barrier}
+        if any(work is None for work in done.values()):
+            return False
+        known = [work for work in done.values() if work is not None]
+        longest = max((work.slot_s for work in known), default=0.0)
+        important = [work for work in known if work.slot_s >= MIN_TIME_SHARE * longest]
+        if max((work.items for work in known), default=0.0) < MIN_PROBE_ITEMS:
+            return False
+        errors = [work.standard_error for work in important]
+        return all(error is not None and error < TARGET_ERROR for error in errors)
 
     def close(self, now: float) -> None:
         """Stores the measurements once."""
@@ -295,7 +352,7 @@ class ProfileObserver:
             kind = self._first if is_first or not message.full else self._steady
             if message.unit not in kind:
                 kind[message.unit] = _WorkTime.of(len(spec.stages))
-            kind[message.unit].add(slot_s, event.stages)
+            kind[message.unit].add(slot_s, event.cpu_s, event.stages)
 
     def measured(self, view: StreamView) -> dict[ProfileKey, StageMeasurement]:
         """Measurements of stages that did work, under all their keys."""
@@ -311,7 +368,8 @@ class ProfileObserver:
             spec = self._units[unit.name]
             for name, (taken, given, seconds) in zip(spec.stages, work.stages, strict=True):
                 if taken > 0 and seconds > 0:
-                    worker_s = work.usual_slot_s / spec.slots * seconds / work.code_s
+                    share = seconds / work.code_s
+                    worker_s = share * work.usual_slot_s / spec.slots
                     measured = StageMeasurement(
                         seconds_per_item=worker_s / taken,
                         returns=given / taken,
@@ -319,8 +377,11 @@ class ProfileObserver:
                         seconds=worker_s,
                         setup_s=setup_s,
                         peak_bytes=peaks.get(unit.name),
+                        cpu_s_per_item=share * work.cpu_s / taken if steady and work.cpu_s else None,
                         stage=name,
                         probed=self._probe,
+                        standard_error=work.standard_error if steady else None,
                     )
-                    found |= dict.fromkeys(self._keys.get(name, ()), measured)
+                    for key in self._keys.get(name, ()):
+                        found[key] = replace(measured, source_rate=view.source_rate) if key.reads else measured
         return found

@@ -49,7 +49,7 @@ def workers_needed(demand: Demand, rate: float) -> int:
 
 
 GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"
-HOW_TO_MEASURE = "a run measures it, or `dovetail plan FILE --probe 100`"
+HOW_TO_MEASURE = "a run measures it, or `dovetail plan FILE --probe`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,12 @@ class Profile:
     """Setup time of one worker; None: not measured."""
     peak_bytes: int | None = None
     """Peak memory of one worker; None: not measured."""
+    cpu_s: float | None = None
+    """CPU seconds per item; None: not measured."""
+    standard_error: float | None = None
+    """Standard error of the rate, as a share of it, if a probe measured it."""
+    source_rate: float | None = None
+    """Items per second that the source of this stage delivered; None: not measured, or it reads no source."""
     items: int = 0
     """Items measured; 0: unknown."""
     when: float = 0.0
@@ -81,6 +87,20 @@ class StageRates:
     source: Mapping[str, str]
     origin_text: Mapping[str, str] = field(default_factory=dict)
     """Origin of the measured ones."""
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    """CPU seconds per item, where they were measured."""
+    source_rate: float | None = None
+    """Items per second of the source; None: not measured."""
+
+    def unit_cpu_s(self, stages: Sequence[str]) -> float | None:
+        """CPU seconds of fused stages per item of the first; None: not measured."""
+        if not any(name in self.cpu_s for name in stages):
+            return None
+        total, items = 0.0, 1.0
+        for name in stages:
+            total += items * self.cpu_s.get(name, 0.0)
+            items *= self.returns[name]
+        return total
 
     def assumptions(self) -> list[str]:
         """Sentences about assumed and measured rates."""
@@ -129,7 +149,10 @@ def stage_rates(pipeline: Pipeline, profiles: Mapping[str, Profile] | None = Non
         for name, origin in source.items()
         if origin == MEASURED and profiles[name].origin_text
     }
-    return StageRates(rate, returns, source, measured)
+    known = [(stage.name, profiles[stage.name]) for stage in pipeline.order if stage.name in profiles]
+    cpu_s = {name: profile.cpu_s for name, profile in known if profile.cpu_s is not None}
+    sources = [profile.source_rate for _, profile in known if profile.source_rate is not None]
+    return StageRates(rate, returns, source, measured, cpu_s, min(sources, default=None))
 
 
 def _median(values: list[float]) -> float:

@@ -18,7 +18,7 @@ from dovetail.scheduling.demand import ASSUMED, Demand
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 UNKNOWN = "unknown"
 """Text of a speed that nobody measured."""
 
@@ -33,6 +33,12 @@ class UnitPlan(Demand):
     """given, measured or assumed."""
     wave: int = 0
     barrier: bool = False
+    cpu_s: float | None = None
+    """CPU seconds per item; None: not measured."""
+
+    @property
+    def cpu_s_per_source_item(self) -> float:
+        return (self.cpu_s or 0.0) * self.per_source
 
     @property
     def has_set_counts(self) -> bool:
@@ -100,6 +106,8 @@ class Plan:
     warnings: tuple[str, ...] = ()
     phases: tuple[str, ...] = field(default=())
     """Result of each phase of sizing, as text."""
+    source_rate: float | None = None
+    """Items per second that the source delivers; None: not measured."""
 
     @property
     def workers(self) -> dict[str, int]:
@@ -148,6 +156,7 @@ class Plan:
             "warnings": list(self.warnings),
             "notes": list(self.notes),
             "phases": list(self.phases),
+            "source_rate": self.source_rate,
             "cluster": self.cluster.to_dict(),
             "seats": {name: [seat.to_dict() for seat in seats] for name, seats in self.seats.items()},
         }
@@ -198,6 +207,7 @@ class Plan:
             assumptions=tuple(data["assumptions"]),
             warnings=tuple(data["warnings"]),
             phases=tuple(data["phases"]),
+            source_rate=data["source_rate"],
         )
 
     def require_cluster(self, cluster: Cluster) -> None:
@@ -279,6 +289,7 @@ class UnitEntry:
     high: int | None
     per_node: int | None
     barrier: bool
+    cpu_s: float | None
 
 
 @dataclass(frozen=True)
@@ -324,6 +335,7 @@ class PlanFile:
     assumptions: list[str]
     warnings: list[str]
     phases: list[str]
+    source_rate: float | None
     cluster: dict[str, Any]
     seats: dict[str, list[SeatEntry]]
 

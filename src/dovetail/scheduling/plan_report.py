@@ -11,6 +11,7 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.sizes import format_milli, format_size
 from dovetail.scheduling.modes import choose_mode
+from dovetail.scheduling.predicted_rate import predict_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,9 +195,14 @@ def rates_in_other_modes(plan: Plan) -> Iterator[tuple[str, float]]:
 def rate_in_mode(plan: Plan, mode: str, cluster: Cluster) -> float | None:
     """Rate of the same units in a mode on a cluster; None if they do not fit."""
     try:
-        return choose_mode([replace(unit, workers=0, wave=0) for unit in plan.units], Ledger(cluster), mode).rate
+        chosen = choose_mode([replace(unit, workers=0, wave=0) for unit in plan.units], Ledger(cluster), mode)
     except InfeasibleError:
         return None
+    waves = [
+        [replace(unit, workers=count) for unit, count in zip(units, sizing.counts, strict=True)]
+        for units, sizing in chosen.waves
+    ]
+    return predict_rate(waves, sum(node.cpu_milli for node in cluster.nodes), plan.source_rate).rate
 
 
 def _gain_text(plan: Plan, rate: float) -> str:

@@ -16,6 +16,7 @@ from dovetail.scheduling.fragmentation import Fragmentation, Workload
 from dovetail.scheduling.modes import ModeChoice, choose_mode, size_same_waves
 from dovetail.scheduling.packing import NodeFiller, group_nodes, seats_by_unit
 from dovetail.scheduling.plan import Plan, PlannedUse, UnitPlan
+from dovetail.scheduling.predicted_rate import predict_rate
 from dovetail.scheduling.sizing import Sizing, add_headroom, resource_limits
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def plan(
 def plan_on_cluster(before: Plan, cluster: Cluster) -> Plan:
     """Plan the same units in the same waves on another cluster. Raises InfeasibleError if they do not fit."""
     chosen = size_same_waves(before.units, Ledger(cluster), before.mode, before.reason)
-    found = _assemble_plan(before.name, cluster, StageRates({}, {}, {}), chosen, before.requested, before.headroom)
+    rates = StageRates({}, {}, {}, source_rate=before.source_rate)
+    found = _assemble_plan(before.name, cluster, rates, chosen, before.requested, before.headroom)
     return replace(found, assumptions=before.assumptions)
 
 
@@ -99,6 +101,7 @@ def _unit_plans(pipeline: Pipeline, rates: StageRates) -> list[UnitPlan]:
                 high=high,
                 per_node=None if unit.barrier else unit.workers_per_node,
                 barrier=unit.barrier,
+                cpu_s=rates.unit_cpu_s(unit.stages),
             )
         )
     return units
@@ -137,6 +140,8 @@ def _assemble_plan(
     slowest = min(range(len(limits)), key=lambda wave: limits[wave].rate)
     bound = limits[0].rate if len(limits) == 1 else 1 / sum(1 / limit.rate for limit in limits)
     is_known = all(unit.has_known_rate for unit in units)
+    waves = [[unit for unit in units if unit.wave == wave] for wave in range(len(chosen.waves))]
+    predicted = predict_rate(waves, sum(node.cpu_milli for node in cluster.nodes), rates.source_rate)
     workload = Workload((unit.shape, unit.workers) for unit in units)
     use, idle, fragmentation = _planned_use(start, [final.packing.groups for final in finals], workload)
     return Plan(
@@ -147,11 +152,9 @@ def _assemble_plan(
         cluster=cluster,
         units=tuple(units),
         seats={stage: seats[stage] for unit in units for stage in unit.stages},
-        rate=ModeChoice(chosen.mode, "", [(w[0], f) for w, f in zip(chosen.waves, finals, strict=True)]).rate
-        if is_known
-        else None,
+        rate=predicted.rate if is_known else None,
         bound=bound if is_known else None,
-        bottleneck=min(units, key=lambda unit: unit.throughput).name if is_known else None,
+        bottleneck=predicted.bottleneck if is_known else None,
         binding=limits[slowest].resource if is_known else None,
         use=use,
         fragmentation=fragmentation,
@@ -159,8 +162,21 @@ def _assemble_plan(
         headroom=headroom,
         assumptions=tuple(rates.assumptions()),
         warnings=(*chosen.warnings, *_warnings(use, idle, cluster, units)),
-        phases=tuple(phases),
+        phases=(*phases, *_measured_limits(waves, cluster, rates)),
+        source_rate=rates.source_rate,
     )
+
+
+def _measured_limits(waves: Sequence[Sequence[UnitPlan]], cluster: Cluster, rates: StageRates) -> list[str]:
+    """Limits of the rate that do not follow from worker counts."""
+    lines = []
+    cpu_s = max(sum(unit.cpu_s_per_source_item for unit in wave) for wave in waves)
+    if cpu_s:
+        cpus = sum(node.cpu_milli for node in cluster.nodes) / 1000
+        lines.append(f"CPU time: at most {cpus / cpu_s:.4g} items/s, {1000 * cpu_s:.3g} ms per item were measured")
+    if rates.source_rate is not None:
+        lines.append(f"source: at most {rates.source_rate:.4g} items/s were measured")
+    return lines
 
 
 def _phase_lines(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headroom: float) -> list[str]:

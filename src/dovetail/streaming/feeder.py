@@ -27,6 +27,8 @@ MIN_BATCHES_PER_EPOCH = 4
 """Least number of batches per epoch of a unit whose last batch may be incomplete, about half full on average."""
 TARGET_UPDATE_S = 0.25
 """Seconds between two updates of the target size of the epoch that is being filled."""
+MIN_SOURCE_TIME_S, MIN_SOURCE_ITEMS = 0.2, 8
+"""The rate of the source is known after that many seconds of waiting for it, and items."""
 MAX_OPEN_EPOCHS = 8
 """Approximate number of open epochs that the work in flight is spread over."""
 
@@ -48,6 +50,11 @@ class Feeder:
         self.items_requested = 0
         self._requested_at = 0.0
         self._source_waited_s = 0.0
+        self._pulled_items = 0
+        """Items of the pull that is being answered."""
+        self._timed_items = 0
+        self._timed_s = 0.0
+        """Items and time of all answered pulls but the first, which contains the opening of the source."""
         self._item_bytes = 0.0
         """Bytes per item of the last source segment."""
         self.gaps: list[tuple[int, int]] = []
@@ -143,6 +150,11 @@ class Feeder:
         """Total time that requested items were outstanding."""
         return self._source_waited_s + (self.state.now - self._requested_at if self.items_requested else 0.0)
 
+    def source_rate(self) -> float | None:
+        """Items per second that the source delivers while items are requested; None: too fast or too few to tell."""
+        is_measured = self._timed_s >= MIN_SOURCE_TIME_S and self._timed_items >= MIN_SOURCE_ITEMS
+        return self._timed_items / self._timed_s if is_measured else None
+
     def _pull(self) -> None:
         served = [unit for unit in self.entry_units if not unit.waits_for_seats]
         waiting = max((unit.queue.items for unit in served), default=0)
@@ -161,7 +173,7 @@ class Feeder:
             items = min(items, max(1, self._max_unmeasured_items() - self._open_items()))
         max_segment_items = self.target_epoch_items()
         segment_items = min(min((unit.message_items for unit in served), default=items), max_segment_items)
-        self.items_requested = items
+        self.items_requested = self._pulled_items = items
         self._requested_at = self.state.now
         self.state.emit(Pull(first, items, segment_items, max_segment_items))
 
@@ -192,7 +204,11 @@ class Feeder:
 
     def _count_answered(self, items: int) -> None:
         if self.items_requested and self.items_requested <= items:
-            self._source_waited_s += self.state.now - self._requested_at
+            wait_s = self.state.now - self._requested_at
+            if self._source_waited_s:
+                self._timed_items += self._pulled_items
+                self._timed_s += wait_s
+            self._source_waited_s += wait_s
         self.items_requested = max(0, self.items_requested - items)
 
     def on_input_ended(self, event: InputEnded) -> None:

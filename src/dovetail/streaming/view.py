@@ -101,6 +101,8 @@ class StreamView:
     """What `finished`, `total`, `delivered` and `failed` count."""
     details: tuple[str, ...] = ()
     """More about the progress, for people; the most important first."""
+    source_rate: float | None = None
+    """Items per second that the source delivers while items are requested; None: unknown."""
     drain_s: float | None = None
     """Seconds until a run that is being drained has finished its work; None: unknown, or it is not being drained."""
 
@@ -150,6 +152,7 @@ def make_view(state: StreamState, replanner: Replanner, waves: int, now: float) 
         error=state.error,
         units=tuple(_unit_view(unit) for unit in state.all_units),
         use=replanner.fleet.resource_use(),
+        source_rate=replanner.feeder.source_rate(),
         drain_s=_drain_s(state) if state.run_state is RunState.DRAINING else None,
     )
 

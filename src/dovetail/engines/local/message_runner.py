@@ -232,6 +232,7 @@ class MessageRunner:
         self._forks_seen = _FORKS[0]
         self._send_lock = Lock()
         self._pack_lock = Lock()
+        self._reported_cpu_s = 0.0
         self._pool: BufferPool | None = None
         self._placed_now: list[PlacedPayload] = []
         """Payloads of the current message that are already in shared memory."""
@@ -377,7 +378,7 @@ class MessageRunner:
         failure = (0, items, summary.line, summary.detail, summary.out_of_memory, summary.on_gpu, ())
         if isinstance(error, SourceSinkError):
             failure = failure_as_tuple(message_input.failure_of_unusable(error, items))
-        self.send("done", message, 0.0, [failure], 0, None, [], kept, [])
+        self.send("done", message, 0.0, [failure], 0, None, 0.0, [], kept, [])
 
     def _reload_items(self, opened: MessageInput, frame: Frame, begin: int, count: int) -> list[Any]:
         """Load some of the items again, unmodified."""
@@ -481,13 +482,17 @@ class MessageRunner:
     ) -> None:
         with self._pack_lock:
             closed = self._pool.take_closed() if self._pool is not None else []
+            usage, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+            total_s = usage.ru_utime + usage.ru_stime + children.ru_utime + children.ru_stime
+            cpu_s, self._reported_cpu_s = total_s - self._reported_cpu_s, total_s
         # a process that user code forked during this message may still read the input
         has_forked, self._forks_seen = _FORKS[0] != self._forks_seen, _FORKS[0]
         kept = [number for number, reading in readings if not reading.close() or has_forked]
         message_input.add_stage_seconds(outcome, read_s, stage=0)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        peak = usage.ru_maxrss << 10
         failures = [failure_as_tuple(failure) for failure in outcome.failures]
-        report = ("done", message, outcome.seconds, failures, peak, outcome.stages, outgoing.descriptions, kept, closed)
+        measured = (outcome.seconds, failures, peak, outcome.stages, cpu_s)
+        report = ("done", message, *measured, outgoing.descriptions, kept, closed)
         self.send(*report, body=outgoing.body, descriptors=outgoing.descriptors)
         close_descriptors(outgoing.spilled)
 

@@ -194,7 +194,7 @@ class PayloadTable:
 
     def on_done(self, rank: RankProcess, frame: Frame) -> BatchesDone | None:
         """The BatchesDone of a message, after all ranks reported it."""
-        _, message, seconds, failures, peak, stages, outs, kept, closed = frame.head
+        _, message, seconds, failures, peak, stages, cpu_s, outs, kept, closed = frame.head
         child = rank.child
         self.on_buffers_closed(rank, closed)
         segments = self._segments(rank, outs, frame)
@@ -206,6 +206,7 @@ class PayloadTable:
             if type(ref) is SharedRef:
                 ref.has_views = True
         sent.peak = max(sent.peak, peak)
+        sent.cpu_s += cpu_s
         sent.ranks_left -= 1
         if rank is child.ranks[0]:
             sent.report = (segments, seconds, failures, stages)
@@ -219,7 +220,7 @@ class PayloadTable:
         if sent.failures:
             items = sum(stop - start for _, start, stop in sent.parts)
             segments, failed = [], fail_all_batches(failed, items, sent.batch_size)
-        return BatchesDone(child.number, message, segments, seconds, failed, sent.peak, stages)
+        return BatchesDone(child.number, message, segments, seconds, failed, sent.peak, stages, sent.cpu_s)
 
     def on_buffers_closed(self, rank: RankProcess, buffers: Iterable[int]) -> None:
         """A process released these buffers."""

@@ -53,7 +53,17 @@ class RankProcess:
 class InFlightMessage:
     """A message without a reply yet. Keeps references to its payloads."""
 
-    __slots__ = ("batch_size", "failures", "parts", "payloads", "peak", "prefetch_number", "ranks_left", "report")
+    __slots__ = (
+        "batch_size",
+        "cpu_s",
+        "failures",
+        "parts",
+        "payloads",
+        "peak",
+        "prefetch_number",
+        "ranks_left",
+        "report",
+    )
 
     def __init__(self, parts: list[SegmentSlice], payloads: list[Any], batch_size: int, ranks: int) -> None:
         self.parts = parts
@@ -68,6 +78,7 @@ class InFlightMessage:
         self.failures: list[Any] = []
         """Failures reported by the other ranks."""
         self.peak = 0
+        self.cpu_s = 0.0
 
 
 class LocalWorker:

@@ -237,13 +237,14 @@ class MessageHandlers:
         failures: list[tuple[Any, ...]],
         peak: int,
         stages: Any,
+        cpu_s: float,
     ) -> None:
         received = [self._engine.payloads.receive(link, segment) for segment in segments]
         remote = self._worker(link, worker)
         if remote is None:
             return
         hinted = [self._with_hint(CallFailure(*failure)) for failure in failures]
-        done = remote.merge_done(link, BatchesDone(worker, message, received, seconds, hinted, peak, stages))
+        done = remote.merge_done(link, BatchesDone(worker, message, received, seconds, hinted, peak, stages, cpu_s))
         if done is not None:
             self._emit(done)
 

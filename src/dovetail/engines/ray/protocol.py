@@ -169,7 +169,8 @@ class EventEncoder:
             segments.append(encoded)
             size += SEGMENT_BYTES + data_bytes
         failures = [failure_as_tuple(failure) for failure in event.failures]
-        op = ("done", event.worker, event.message, segments, event.seconds, failures, event.peak_bytes, event.stages)
+        measured = (event.seconds, failures, event.peak_bytes, event.stages, event.cpu_s)
+        op = ("done", event.worker, event.message, segments, *measured)
         return [*before, SizedOp(op, size)]
 
     def _encode_segment(self, segment: Segment, to_driver: bool, before: list[SizedOp]) -> tuple[tuple[Any, ...], int]:

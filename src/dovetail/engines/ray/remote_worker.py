@@ -83,6 +83,7 @@ class RemoteWorker:
         merged = next(done for link, done in sent.done if link is self.lead)
         failures = [failure for _, done in sent.done for failure in done.failures]
         merged.peak_bytes = max(done.peak_bytes for _, done in sent.done)
+        merged.cpu_s = sum(done.cpu_s for _, done in sent.done)
         if failures:
             merged.segments = []
             merged.failures = fail_all_batches(failures, sent.items, sent.batch_size)
