@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,12 +21,17 @@ from dovetail.cli.options import (
     source_option,
 )
 from dovetail.cli.plan import is_pipeline, plan_run_spec
-from dovetail.cli.run_spec_loader import fit_to_cluster, load_run_spec
+from dovetail.cli.run_spec_loader import fit_to_cluster, load_run_spec, recipe_of
 from dovetail.documents.configuration import ConfiguredText
 from dovetail.error_codes import ERROR_CODES, ErrorCode
 from dovetail.errors import did_you_mean
+from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.scheduling.plan_report import rates_in_other_modes, rates_with_one_more
 from dovetail.scheduling.planner import DEFAULT_HEADROOM
+
+if TYPE_CHECKING:
+    from dovetail.runtime.run_spec import RunSpec
+    from dovetail.scheduling.improvements import Improvement
 
 
 @click.command(
@@ -71,6 +76,7 @@ def explain(
     problems = engine_conflicts(engine, cluster_spec)
     if problems:
         raise dt.ConfigError(problems)
+    improvements: list[Improvement] = []
     if file.endswith(".json") and not is_pipeline(file):
         given: dict[str, object] = {"--mode": mode, "--headroom": headroom, "--set": sets or None, "--source": source}
         made = _read_plan(file, cluster_spec, given | {"--no-profiles": no_profiles or None})
@@ -79,8 +85,26 @@ def explain(
         job = fit_to_cluster(load_run_spec(file, sets, source), on.cluster)
         spare = DEFAULT_HEADROOM if headroom is None else headroom
         made = plan_run_spec(job, on, mode, spare, profiled=not no_profiles)
+        if stage is None and recipe_of(job) is None and not no_profiles:
+            improvements = _find_improvements(job, made)
     text = made.explain(stage)
-    click.echo(json.dumps(_plan_json(made, stage), indent=2) if as_json else text)
+    surface = OptionSurface(made.cluster)
+    if as_json:
+        data = _plan_json(made, stage) | {"improvements": [one.to_dict(surface) for one in improvements]}
+        click.echo(json.dumps(data, indent=2))
+        return
+    click.echo(text)
+    if improvements:
+        click.echo("\nchanges with the largest gains")
+    for line in [line for one in improvements for line in one.lines(surface)]:
+        click.echo(f"  {line}")
+
+
+def _find_improvements(job: RunSpec, made: dt.Plan) -> list[Improvement]:
+    from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
+    from dovetail.scheduling.improvements import find_improvements
+
+    return find_improvements(job.pipeline, made, load_profiles(job.pipeline, made.cluster, *source_sink_kinds(job)))
 
 
 def _is_error_code(text: str) -> bool:
