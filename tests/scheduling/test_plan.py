@@ -44,7 +44,7 @@ def test_a_plan_comes_back_from_its_json(made: dt.Pipeline, cluster: dt.Cluster,
 
 def test_the_json_has_what_other_tools_need() -> None:
     data = json.loads(plan().to_json())
-    assert data["version"] == 1
+    assert data["version"] == 2
     assert data["workers"] == {"read": 4, "caption": 3, "train": 1} | {"read": data["workers"]["read"]}
     assert data["waves"] == [["read", "caption", "train"]]
     assert data["rate"] <= data["bound"]

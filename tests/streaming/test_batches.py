@@ -128,7 +128,7 @@ def test_items_that_never_reach_a_unit_do_not_keep_epochs_small() -> None:
     rig = simulate_stages(
         [stage("filter"), stage("rare")], {"filter": dropped, "rare": Behaviour(0.1)}, 50_001, options=DURABLE
     )
-    assert len(rig.all(Deliver)) < 200
+    assert len(rig.all(Deliver)) < 500
     assert rig.out("rare") == Counter([(50_000,)])
 
 

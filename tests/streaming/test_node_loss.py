@@ -284,7 +284,7 @@ def test_one_bad_node_does_not_fail_the_run() -> None:
 def test_epochs_that_restart_after_a_node_loss_are_smaller() -> None:
     rig = simulate_stages(
         [stage("a", rate=2.0), stage("b", batch_size=4, rate=2.0)],
-        {"a": Behaviour(0.5, bytes_out=9), "b": Behaviour(0.5)},
+        {"a": Behaviour(0.5, bytes_out=9), "b": Behaviour(0.7)},
         600,
         cluster="4x(4cpu, 16GB)",
         script=(ScriptedEvent(20.0, LoseNode("node-0")), ScriptedEvent(24.0, LoseNode("node-1"))),

@@ -34,7 +34,9 @@ def test_a_failed_item_is_reported_before_its_epoch_ends_and_only_once() -> None
 
 
 def test_without_serving_a_failed_item_is_reported_with_its_epoch() -> None:
-    manual = hand_of(options=StreamOptions(replan=False))
+    stages = [stage("a", workers=1, retries=1, on_error="skip", rate=100.0)]
+    manual = ManualStream.of(stages, options=StreamOptions(replan=False))
+    manual.begin()
     (message,) = of_kind(manual.items(1), RunBatches)
     done = BatchesDone(message.worker, message.message, [], 0.01, [CallFailure(0, 1, "ValueError: no", keys=((0,),))])
     assert not of_kind(manual.step(done, after=0.01), Deliver)

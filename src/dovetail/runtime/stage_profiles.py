@@ -204,7 +204,7 @@ class _WorkTime:
         self.slot_s += slot_s
         self.cpu_s += cpu_s
         self.messages += 1
-        items = stages[0][0]
+        items = stages[0][0] if stages else 0
         for index, value in enumerate((items * items, items * slot_s, slot_s * slot_s)):
             self.squares[index] += value
         for total, counts in zip(self.stages, stages, strict=False):

@@ -29,6 +29,8 @@ TARGET_UPDATE_S = 0.25
 """Seconds between two updates of the target size of the epoch that is being filled."""
 MIN_SOURCE_TIME_S, MIN_SOURCE_ITEMS = 0.2, 8
 """The rate of the source is known after that many seconds of waiting for it, and items."""
+MAX_UNMEASURED_EPOCHS = 64
+"""Number of open epochs while the speed of a unit is unknown."""
 MAX_OPEN_EPOCHS = 8
 """Approximate number of open epochs that the work in flight is spread over."""
 
@@ -381,20 +383,27 @@ class Feeder:
             self.epoch_tracker.close_epoch(again)
 
     def _has_unknown_speed(self) -> bool:
-        """Whether epochs must be small because a unit may be slow; with a barrier there is only one epoch."""
-        return not self.has_barrier and any(unit.throughput.seconds_per_item is None for unit in self.state.units)
+        """Whether epochs must be small because a unit may be slow. With a barrier there is only one epoch, and when
+        serving, epochs end by age."""
+        if self.has_barrier or self.state.options.serving:
+            return False
+        return any(unit.throughput.seconds_per_item is None for unit in self.state.units)
 
     def _open_items(self) -> int:
         return sum(epoch.last - epoch.first for epoch in self.state.epochs.values())
 
     def _max_unmeasured_items(self) -> int:
-        """Items of open epochs while the speed of a unit is unknown: some messages per slot of such a unit, or as many
-        as have been processed without it (most items may be dropped before they reach it)."""
-        limit = 2.0 * self._items_per_batch()
+        """Items of open epochs while the speed of a unit is unknown."""
+        return int(min(MAX_UNMEASURED_EPOCHS * self._unmeasured_epoch_items(), MAX_EPOCH_ITEMS))
+
+    def _unmeasured_epoch_items(self) -> float:
+        """Items per epoch while the speed of a unit is unknown: a batch, or a share of the messages that such units may
+        have in store, or of the items that were processed without them (most items may be dropped before)."""
+        goal = (self._fed_items - self._open_items()) / MAX_OPEN_EPOCHS
         for unit, items in self._items_per_input_item():
             if unit.throughput.seconds_per_item is None:
-                limit = max(limit, self._queued_items(unit) / items)
-        return int(min(max(limit, self._fed_items - self._open_items()), MAX_EPOCH_ITEMS))
+                goal = max(goal, self._queued_items(unit) / items / MAX_OPEN_EPOCHS)
+        return max(goal, self._items_per_batch())
 
     def _items_per_batch(self) -> float:
         """Input items for one full batch of every unit."""
@@ -417,7 +426,7 @@ class Feeder:
         share of the items in flight, so that a thousand workers do not have hundreds of epochs open. While the speed of
         a unit is unknown, it may be slow, and an epoch contains as little as is useful."""
         if self._has_unknown_speed():
-            return self._round_epoch(self._max_unmeasured_items() / MAX_OPEN_EPOCHS)
+            return self._round_epoch(self._unmeasured_epoch_items())
         options = self.state.options
         preferred = minimum = 1.0
         rate, slowest_queue = math.inf, 0.0
