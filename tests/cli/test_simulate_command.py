@@ -58,7 +58,7 @@ def test_speeds_of_earlier_runs_are_used_unless_asked_otherwise(
     Path("rows.jsonl").write_text('{"text": "word"}\n' * 5000)
     simulated = ("simulate", "p.yaml", "--cluster", "1x(2cpu, 4GB)", "--limit", "1000")
     before = run(tmp_path, *simulated)
-    assert "note: the speed of measure is not known" in before.stderr
+    assert "note: no speed is known" in before.stderr
     assert run(tmp_path, "run", "p.yaml").returncode == 0
     after = run(tmp_path, *simulated)
     assert "note: the speed of measure was measured in 1 run" in after.stderr, after.stderr

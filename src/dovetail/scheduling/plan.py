@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PLAN_VERSION = 2
 UNKNOWN = "unknown"
-"""Text of a speed that nobody measured."""
+"""Text of a speed that was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
