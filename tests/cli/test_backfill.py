@@ -325,6 +325,17 @@ def test_a_backfill_is_named_by_table_and_column_and_counts_rows(place: Tables) 
     assert place.typed(command).stdout == "row 7 (fragment 0, offset 7): ValueError: a seven: 7\n"
 
 
+def test_status_and_errors_show_the_row_with_which_a_backfill_failed(place: Tables) -> None:
+    place.refused("checked", "--udf", "functions:no_seven", code=1)
+    shown = place.run("status")
+    assert "\n  column 'checked', row 7 (fragment 0, offset 7): ValueError: a seven: 7\n" in shown.stdout
+    assert "  row 7 (fragment 0, offset 7)  in checked: ValueError: a seven: 7\n" in shown.stdout
+    assert "table." not in shown.stdout.replace("the table", "")
+    assert place.run("errors").stdout == (
+        "1 row in checked, ended the run: ValueError: a seven: 7\n  row 7 (fragment 0, offset 7)\n"
+    )
+
+
 @pytest.mark.parametrize(("option", "action"), [("--resume", "run"), ("--retry-errors", "retry")])
 def test_a_backfill_is_resumed_and_retried_by_its_own_commands(place: Tables, option: str, action: str) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")

@@ -49,6 +49,8 @@ from dovetail.backfill.worker_stage import (
 )
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import PYTHON, Call, DovetailError, Expression, InfeasibleError, Problem, RunError, Setting, Text
+from dovetail.observe.failed_items import RecordedFailure, append_failure
+from dovetail.observe.run_folder import RunFolder
 from dovetail.pipeline.error_policy import ErrorBudget
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.run import run as start
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.pending_work import PendingWork
     from dovetail.backfill.store import Store
     from dovetail.backfill.target import FillTarget
-    from dovetail.backfill.task import FillJob, RangeResult
+    from dovetail.backfill.task import FailedRow, FillJob, RangeResult
     from dovetail.backfill.udf import Udf
     from dovetail.errors import Surface
     from dovetail.runtime.run_handle import Run
@@ -383,6 +385,7 @@ class BackfillDriver:
         if self._tracker.has_failed_repeatedly(done):
             queue.stop(task_failed_error(done, self.table.uri))
         elif done.failed is not None:
+            self._record_failed_row(done.failed)
             queue.stop(make_row_failed(done.failed, self._skip_call()))
         elif self._is_budget_exceeded():
             queue.stop(self._budget_error())
@@ -392,6 +395,22 @@ class BackfillDriver:
             queue.stop(committer.error)
         self.progress.on_result()
         queue.task_done(done)
+
+    def _record_failed_row(self, failed: FailedRow) -> None:
+        """Record the row with which the run fails in its folder, for `dovetail errors`."""
+        column = self.target.columns[0]
+        failure = RecordedFailure(
+            unit=column,
+            stage=column,
+            error=failed.error_type,
+            message=failed.message,
+            place=failed.place,
+            traceback=failed.traceback,
+            ended_run=True,
+        )
+        if self.result.folder is not None:
+            with suppress(OSError):  # full disk: the error that is raised matters more
+                append_failure(RunFolder(self.result.folder).errors, failure)
 
     def _skip_call(self) -> Call:
         """This call with on_error="skip"."""

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.backfill.task import NO_FRAGMENT, FailedRow
+from dovetail.backfill.task import NO_FRAGMENT, FailedRow, row_place
 from dovetail.engines.exception_summary import drop_traceback, summarize_exception
 from dovetail.errors import Call, Problem, RunError, Text
 
@@ -91,6 +91,11 @@ class RowError:
     message: str
     traceback: str = field(default="", repr=False)
 
+    @property
+    def place(self) -> str:
+        """The row as messages show it."""
+        return row_place(self.fragment, self.offset)
+
 
 def to_json_line(failed: FailedRow) -> str:
     record = {
@@ -147,13 +152,14 @@ def make_row_failed(failed: FailedRow, skip: Call) -> RowFailed:
     call of `table.backfill` that leaves failed rows NULL."""
     column = skip.arguments[0]
     original = _load_exception(failed)
-    place = f"row {failed.address} (fragment {failed.fragment}, offset {failed.offset})"
     lines = tuple(line for line in failed.traceback.splitlines() if line.strip())[-8:]
     fixes = (
         Text(skip, "  leaves such rows NULL; ", Call("table.errors", (column,)), " lists them"),
         "correct the function, then repeat the backfill; what is finished is committed",
     )
-    problem = Problem(ROW_FAILED, f"column {column!r}, {place}: {failed.error_type}: {failed.message}", lines, fixes)
+    problem = Problem(
+        ROW_FAILED, f"column {column!r}, {failed.place}: {failed.error_type}: {failed.message}", lines, fixes
+    )
     error = _merge_with_exception(original, problem) if original is not None else RowFailed(problem)
     error.row, error.fragment, error.offset = failed.address, failed.fragment, failed.offset
     error.error_type = failed.error_type

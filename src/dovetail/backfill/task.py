@@ -91,6 +91,11 @@ class RangeTask:
         return f"{key}-{hashlib.sha256(repr(self.only).encode()).hexdigest()[:8]}"
 
 
+def row_place(fragment: int, offset: int) -> str:
+    """A row as messages show it, by its address (`_rowaddr`)."""
+    return f"row {fragment << 32 | offset} (fragment {fragment}, offset {offset})"
+
+
 @dataclass(frozen=True, slots=True)
 class FailedRow:
     """A row that failed. `error_type`: name of the exception type."""
@@ -106,6 +111,10 @@ class FailedRow:
     @property
     def address(self) -> int:
         return self.fragment << 32 | self.offset
+
+    @property
+    def place(self) -> str:
+        return row_place(self.fragment, self.offset)
 
 
 @dataclass(slots=True)

@@ -151,8 +151,7 @@ def errors(table: str, column: str, as_json: bool, **options: Any) -> None:
     with parsed_command("errors", table, column, **options) as command:
         rows = command.table.errors(command.columns[0])
     for row in rows:
-        place = f"row {row.row} (fragment {row.fragment}, offset {row.offset})"
-        click.echo(json.dumps(asdict(row)) if as_json else f"{place}: {row.error}: {row.message}")
+        click.echo(json.dumps(asdict(row)) if as_json else f"{row.place}: {row.error}: {row.message}")
     if as_json:
         return
     retry_command = command.surface.call(Call("table.retry_errors", (command.columns[0],)))

@@ -46,7 +46,7 @@ def errors(run: str, stage: str | None, error_type: str | None, items: int, trac
     """
     history = RunHistory.load(find_run(run).path)
     summary = summarize_run(history)
-    failures = _backfill_failures(summary) if summary.column else history.failures()
+    failures = [*history.failures(), *(_backfill_failures(summary) if summary.column else ())]
     found = [
         failure
         for failure in failures
@@ -63,7 +63,7 @@ def errors(run: str, stage: str | None, error_type: str | None, items: int, trac
         which = " that match" if failures else ""
         click.echo(f"no failed {noun}s{which} in run {summary.id}", err=True)
     elif len(failures) < summary.failed:
-        click.echo(f"the first {len(failures)} of {summary.failed} failed items were recorded", err=True)
+        click.echo(f"the first {len(failures)} of {summary.failed} failed {noun}s were recorded", err=True)
 
 
 def _lines(failures: list[RecordedFailure], items: int, noun: str, *, traceback: bool) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _backfill_failures(summary: RunSummary) -> list[RecordedFailure]:
             stage=summary.column,
             error=row.error,
             message=row.message,
-            place=f"row {row.row} (fragment {row.fragment}, offset {row.offset})",
+            place=row.place,
             traceback=row.traceback,
         )
         for row in Table(summary.table).errors(summary.column)

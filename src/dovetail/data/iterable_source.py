@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.control.engine import UnsendableItemError
 from dovetail.control.events import FailRun, InputEnded, ItemsArrived
-from dovetail.errors import Problem, RunError
+from dovetail.errors import DovetailError, Problem, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,6 +142,8 @@ class IterableSource:
         self.error = self.error or error
         try:
             why = f"the source raised {type(error).__name__}: {error}"
+            if isinstance(error, DovetailError):  # which says itself what it is about
+                why = "; ".join(problem.message for problem in error.problems)
         except Exception:
             why = f"the source raised {type(error).__name__}"
         self._store.post(FailRun(why))

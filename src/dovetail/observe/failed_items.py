@@ -6,7 +6,7 @@ import base64
 import json
 import pickle
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.journal import JOURNAL_VERSION, json_line, read_json_lines
@@ -155,6 +155,15 @@ class RecordedFailure:
     def text(self) -> str:
         """Error and message on one line, shortened."""
         return cut_text(printable(": ".join(part for part in (self.error, self.message) if part)), MAX_SHOWN_CHARACTERS)
+
+
+def append_failure(path: Path, failure: RecordedFailure) -> None:
+    """Add an entry to errors.jsonl that no stage has reported."""
+    entry = asdict(failure)
+    entry["detail"] = entry.pop("traceback")
+    path.parent.mkdir(exist_ok=True)
+    with path.open("ab") as file:
+        file.write(json_line({"v": JOURNAL_VERSION, **{name: value for name, value in entry.items() if value}}))
 
 
 def read_failures(path: Path) -> list[RecordedFailure]:
