@@ -158,7 +158,7 @@ def test_sys_exit_in_a_stage_is_an_exception_and_no_worker_loss(what: Callable[[
 def test_a_call_that_exceeds_its_timeout_is_recorded_and_others_succeed() -> None:
     """On Ray the way there and back counts, too: longer, so that no other item meets it twice on a busy machine."""
     timeout = 2.0 if PLACE else 0.5
-    stage = dt.Stage("hangs", Always({13}, never_ends), timeout=timeout, on_error="skip", retries=1)
+    stage = dt.Stage("hangs", Always({13}, never_ends), timeout=timeout, on_error="skip", retries=0)
     run = run_of(stage, source=range(40))
     assert sorted(run) == [number for number in range(40) if number != 13]
     (error,) = run.errors
@@ -183,7 +183,7 @@ class Sleeps:
 
 
 def test_c_code_that_holds_the_gil_is_ended_at_its_timeout() -> None:
-    stage = dt.Stage("c", Sleeps, timeout=0.5, on_error="skip", retries=1)
+    stage = dt.Stage("c", Sleeps, timeout=0.5, on_error="skip", retries=0)
     run = run_of(stage, source=range(20))
     assert sorted(run) == [number for number in range(20) if number != 3]
     no_worker_is_left(run)
@@ -502,7 +502,7 @@ class StopsItself:
 
 
 def test_a_worker_stopped_by_a_signal_exceeds_its_timeout() -> None:
-    stage = dt.Stage("stops", StopsItself, timeout=0.5, on_error="skip", retries=1, workers=1)
+    stage = dt.Stage("stops", StopsItself, timeout=0.5, on_error="skip", retries=0, workers=1)
     run = run_of(stage, source=range(2))
     assert list(run) == []
     assert len(run.errors) == 2

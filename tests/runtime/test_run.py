@@ -106,7 +106,7 @@ def test_more_errors_than_allowed_fail_the_run() -> None:
     def bad(items: list[int]) -> list[int]:
         raise ValueError("always")
 
-    run = run_of(dt.Stage("bad", bad, on_error="skip", retries=1), source=range(1000), max_errors=5)
+    run = run_of(dt.Stage("bad", bad, on_error="skip", retries=0), source=range(1000), max_errors=5)
     with pytest.raises(dt.RunError, match="always"):
         list(run)
     assert run.stats.read < 1000 or run.stats.failed > 5

@@ -53,7 +53,7 @@ def test_half_batches_succeed_and_become_the_batch_size(how: How, batch: int, fi
 
 @pytest.mark.parametrize("how", BOTH)
 def test_halving_does_not_count_as_an_attempt(how: How) -> None:
-    """Four halvings with two attempts: no item fails because of them."""
+    """Four halvings with two retries: no item fails because of them."""
     rig = simulate_stages(
         [stage("a", batch_size=16, retries=2, on_error="skip")], {"a": Behaviour(0.1, memory_items=1, oom=how)}, 64
     )

@@ -13,7 +13,7 @@ SERVING = StreamOptions(
 
 
 def hand_of(batch_size: int = 1, options: StreamOptions = SERVING, workers: int = 1) -> ManualStream:
-    stages = [stage("a", batch_size=batch_size, workers=workers, retries=1, on_error="skip")]
+    stages = [stage("a", batch_size=batch_size, workers=workers, retries=0, on_error="skip")]
     manual = ManualStream.of(stages, options=options)
     manual.begin()
     return manual
