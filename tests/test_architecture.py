@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dovetail"
-PURE = ("errors.py", "resources", "pipeline", "scheduling", "control", "streaming")
+PURE = ("errors.py", "text_format.py", "resources", "pipeline", "scheduling", "control", "streaming")
 OUTSIDE = {
     "time",
     "random",

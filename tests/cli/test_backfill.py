@@ -711,7 +711,7 @@ def test_a_signal_drains_and_the_same_command_resumes(place: Tables, number: int
         going(place, started)
         started.process.send_signal(number)
         assert started.ended() == code, started.err
-        assert "draining: finishing the work in flight" in started.err
+        assert "stopping at the next epoch" in started.err
         assert "Run the same command again to resume" in started.err
         assert "Traceback" not in started.err
         assert "n2: drained, " in started.out
@@ -730,7 +730,7 @@ def test_a_second_signal_stops_at_once_and_finished_work_is_kept(place: Tables) 
     with place.started(*command) as started:
         going(place, started)
         started.process.send_signal(signal.SIGINT)
-        until(lambda: "draining" in started.err, "it drains")
+        until(lambda: "stopping at the next epoch" in started.err, "it drains")
         started.process.send_signal(signal.SIGINT)
         assert started.ended() == 130, started.err
         assert "Traceback" not in started.err

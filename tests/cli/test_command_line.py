@@ -276,3 +276,23 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
     ended = {name: int(code) for code, name in re.findall(r"^exit code (\d+): (\w+)$", ran.stdout, re.MULTILINE)}
     assert ended == {name: 2 if name in ("drain", "cancel", "rm") else 0 for name in commands}, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "coloured"),
+    [
+        ((), {}, False),
+        (("--color", "always"), {"NO_COLOR": "1"}, True),
+        ((), {"FORCE_COLOR": "1"}, True),
+        (("--color", "never"), {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colour_is_chosen_for_the_whole_command_line(
+    options: tuple[str, ...], variables: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ({"NO_COLOR": ""} | variables).items():
+        monkeypatch.setenv(name, value)
+    found = run(*options, "cluster", "show", "4x(")
+    assert found.returncode == 2
+    assert ("\x1b[31m\x1b[1merror[DT0" in found.stderr) is coloured
+    assert ("\x1b" in found.stderr) is coloured

@@ -50,7 +50,7 @@ def test_a_signal_drains_and_the_run_can_be_resumed(place: Place, number: int, c
         run = started.goes()
         started.process.send_signal(number)
         assert started.ended() == code, started.err
-        assert f"draining: finishing the work in flight; {word} again stops immediately" in started.err
+        assert f"; {word} again stops now" in started.err
         assert f"dovetail run --resume {run.name}" in started.err
         assert "Traceback" not in started.err
     assert place.status() == "drained"
@@ -62,7 +62,7 @@ def test_a_second_signal_stops_now(place: Place) -> None:
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
         started.process.send_signal(signal.SIGINT)
-        until(lambda: "draining" in started.err, "it drains")
+        until(lambda: "stopping at the next epoch" in started.err, "it drains")
         started.process.send_signal(signal.SIGINT)
         assert started.ended() == 130, started.err
         assert "Traceback" not in started.err
@@ -163,7 +163,7 @@ def test_a_reader_that_does_not_read_does_not_block_the_second_ctrl_c(place: Pla
         filled = partial(fcntl.ioctl, process.stdout, termios.FIONREAD, waiting)
         until(lambda: filled() == 0 and waiting[0] > 60_000, "the pipe is full")
         process.send_signal(signal.SIGINT)
-        until(lambda: "draining" in talk.read_text(), "it drains")
+        until(lambda: "stopping at the next epoch" in talk.read_text(), "it drains")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
 

@@ -43,7 +43,7 @@ def test_a_file_is_run_from_its_source_to_its_sink(place: Place) -> None:
     done = place.run_process("run", "p.yaml", *CLUSTER)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert by_n(place.result()) == WANTED
-    for words in ("pipeline on 1x(2cpu, 4GB)", "20 of 20 items in, 20 out", f"output      {place.folder}/out.jsonl"):
+    for words in ("pipeline on 1x(2cpu, 4GB)", "20 of 20 items in, 20 out", ", out.jsonl\n"):
         assert words in done.stderr
     assert "dovetail status" in done.stderr
     (run,) = place.runs()
@@ -383,7 +383,8 @@ def test_failed_items_are_reported_and_can_be_retried(place: Place) -> None:
     assert "2 failed" in done.stderr
     assert sorted(row["n"] for row in place.result()) == [n for n in range(20) if n % 10 != 7]
     run = place.runs()[0].name
-    assert f"dovetail run --retry-errors {run}" in done.stderr
+    assert f"next        dovetail errors {run}" in done.stderr
+    assert f"dovetail run --retry-errors {run}" in place.run("errors").stderr
     told = place.run("status", "last").stdout
     assert "2 failed" in told
     assert "a seven: 7" in told

@@ -214,3 +214,8 @@ def test_a_report_of_any_run_is_one_html_file(home: Path, tmp_path: Path) -> Non
     refused = run(home, "report", IDS[0], "-o", str(tmp_path / "no" / "folder.html"))
     assert refused.returncode == 2
     assert "DT025" in refused.stderr
+
+
+def test_the_status_is_coloured_on_request(home: Path) -> None:
+    painted = run(home, "--color", "always", "status", IDS[0]).stdout
+    assert painted.startswith("\x1b[1mvideo\x1b[0m: \x1b[32mfinished\x1b[0m after 1 min 50 s")

@@ -213,7 +213,7 @@ def test_ctrl_c_drains_and_delivers_all_items_read(tmp_path: Path) -> None:
         assert status == "drained"
         assert read == finished == found == different
         assert 20 <= read < 100_000
-        assert "draining" in output
+        assert "stopping at the next epoch" in output
         script.all_gone()
 
 
@@ -242,7 +242,7 @@ def test_ctrl_c_twice_stops_at_once_with_keyboard_interrupt(tmp_path: Path) -> N
     with stuck_script(tmp_path) as script:
         script.says("all stuck")
         script.kill(signal.SIGINT)
-        script.says("draining")
+        script.says("stopping at the next epoch")
         script.kill(signal.SIGINT)
         assert script.ended() in (130, -signal.SIGINT)
         assert "KeyboardInterrupt" in script.output

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dovetail.observe.progress import ProgressDisplay, RateWindow, progress_text, workers_text
+from dovetail.observe.progress import (
+    ProgressDisplay,
+    RateWindow,
+    progress_text,
+    stop_notice,
+    workers_text,
+)
 from observe.made import Clock, run_at, unit, view
 
 if TYPE_CHECKING:
@@ -41,7 +48,7 @@ def test_without_a_terminal_a_plain_line_is_printed_every_ten_seconds() -> None:
     lines = shown(Screen(False)).splitlines()
     assert len(lines) == 12
     assert lines[4] == ("video: 400 of 1000 items (40 %), 10/s, 1 min 00 s left, 1 failed, bottleneck a")
-    assert "finished" in lines[-1]
+    assert lines[-1] == "video: 1000 of 1000 items (100 %), 9.09/s, 1 failed, finished after 1 min 50 s"
     assert all("\x1b" not in line for line in lines)
 
 
@@ -68,6 +75,55 @@ def test_no_color_means_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[33m" not in plain
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b[33m" in shown(Screen(True))
+
+
+def final_screen(text: str, lines: int) -> list[str]:
+    """The last lines that a terminal shows, without styles: rich erases the table before it draws the next."""
+    last = text.replace("\r\n", "\n").split("\x1b[1A\x1b[2K")[-1]
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).splitlines() if line.strip()][-lines:]
+
+
+def test_the_last_picture_shows_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert final_screen(shown(Screen(True)), 4) == [
+        "video: 1000 of 1000 items (100 %), 9.09/s, 1 failed, finished after 1 min 50 s",
+        "stage    in   out  items/s  workers  busy  failed",
+        "a      1000  1000     9.09        2  50 %",
+        "b      1000  1000     9.09        1  45 %       1",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_line_of_the_table_is_longer_than_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = shown(Screen(True), name="a_pipeline_with_a_name_that_is_far_too_long_for_the_terminal")
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", text).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def test_a_notice_is_part_of_the_table_and_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    screen, wall = Screen(True), Clock(0.0)
+    progress = ProgressDisplay(run_at, stream=screen, wall=wall)
+    progress.on_step(0.0, [], [])
+    assert progress.show_stop("Ctrl-C")
+    wall.now = 50.0
+    progress.on_step(50.0, [], [])
+    assert final_screen(screen.getvalue(), 1) == [stop_notice(None)]
+    progress.close(60.0)
+    assert stop_notice(None) not in final_screen(screen.getvalue(), 10)
+    assert not progress.show_stop("Ctrl-C")
+
+
+def test_without_a_table_the_caller_prints_the_notice() -> None:
+    assert not ProgressDisplay(run_at, stream=Screen(False), wall=Clock()).show_stop("Ctrl-C")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (9.6, "10 s"), (100.0, "1 min 40 s")])
+def test_the_notice_of_a_stop_has_the_time_that_is_left(seconds: float, text: str) -> None:
+    assert stop_notice(seconds) == f"stopping at the next epoch, about {text} left; Ctrl-C again stops now"
+    assert stop_notice(None, "SIGTERM") == "stopping at the next epoch; SIGTERM again stops now"
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

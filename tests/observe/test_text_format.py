@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dovetail.observe.history import RunHistory
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import result_lines
-from dovetail.observe.text_format import MIN_CUT_CHARS, cut_text, fit_table, terminal_width, wrap_labelled
+from dovetail.observe.terminal import terminal_width
+from dovetail.text_format import MIN_CUT_CHARS, cut_text, fit_table, wrap_labelled
 from observe.made import recorded
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import functools
 import pickle
 from dataclasses import FrozenInstanceError
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -123,7 +123,7 @@ def test_what_is_no_list_of_stages_is_an_error(stages: Any) -> None:
     assert codes(stages) == ["DT030"]
 
 
-@pytest.mark.parametrize("entry", ["read", None, len, {"name": "a", "run": "m:f"}, Stage])
+@pytest.mark.parametrize("entry", ["read", None, 5, {"name": "a", "run": "m:f"}])
 def test_what_is_no_stage_is_an_error_with_its_number(entry: Any) -> None:
     (problem,) = problems([step("a"), entry, step("b")])
     assert problem.code == "DT034"
@@ -292,3 +292,41 @@ def test_all_functions_that_a_file_cannot_name_are_errors() -> None:
         pipe.to_dict()
     assert caught.value.codes == ("DT035",) * 3
     assert "@dt.each" in caught.value.problems[2].fix_texts[0]
+
+
+# --- functions in place of stages
+
+
+def clean(rows: list[Any]) -> list[Any]:
+    return rows
+
+
+class Score:
+    def __call__(self, rows: list[Any]) -> list[Any]:
+        return rows
+
+
+def test_functions_and_classes_are_stages_with_their_names() -> None:
+    short = Pipeline(
+        [clean, each(clean), Score, functools.partial(clean), "steps:Load.rows", lambda rows: rows, step("last")]
+    )
+    assert [stage.name for stage in short] == ["clean", "clean_2", "Score", "clean_3", "rows", "lambda", "last"]
+    assert Pipeline([clean, Score]) == Pipeline([Stage("clean", clean), Stage("Score", Score)])
+
+
+def test_a_function_never_takes_the_name_of_a_stage() -> None:
+    assert [stage.name for stage in Pipeline([clean, Stage("clean", Score), clean])] == ["clean_2", "clean", "clean_3"]
+
+
+def test_the_repr_of_a_pipeline_is_one_line() -> None:
+    assert repr(Pipeline([clean, Score], name="p")) == "<Pipeline p: clean, Score>"
+    many = Pipeline([clean] * 20)
+    assert repr(many).endswith("clean_7, clean_8 and 12 more>")
+
+
+def test_a_notebook_shows_the_stages_and_escapes_texts() -> None:
+    run = cast("Any", Score())
+    run.__name__ = "<script>"
+    shown = Pipeline([clean, Stage("b", run, batch_size=8)])._repr_html_()
+    assert "<tr><td>clean</td><td>the source</td><td>clean</td><td>1 CPU</td><td>1</td><td>auto</td></tr>" in shown
+    assert "<td>b</td><td>clean</td><td>&lt;script&gt;</td><td>1 CPU</td><td>8</td>" in shown

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from command import run_command
 from dovetail.observe.history import RunHistory
 from dovetail.observe.stage_counts import count_stages
-from dovetail.recipes.operator_tables import run_table
-from recipes.recipe_aids import load, own_operator, read_rows, run, some_rows, write
+from dovetail.observe.summary_text import operator_table_lines
+from recipes.recipe_aids import own_operator, read_rows, run, some_rows, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +85,6 @@ def test_the_table_and_the_monitor_have_the_same_counts_if_rows_fail_in_two_fuse
     assert [(one.items_in, one.items_out, one.failed) for one in counts] == wanted
     monitor = json.loads((tmp_path / "monitor" / "monitor.json").read_text())
     assert [(one["rows_in"], one["rows_out"], one["failed"]) for one in monitor] == wanted
-    table = run_table(load(tmp_path, f"process: {process}\n"), history)
+    table = operator_table_lines(history)
     cells = [line.split() for line in table[1:4]]
     assert [(int(line[1]), int(line[2]), int(line[4])) for line in cells] == wanted

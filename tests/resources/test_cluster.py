@@ -760,3 +760,15 @@ def test_a_uuid_and_a_note_do_not_make_another_cluster() -> None:
     other = Cluster((Node("a", 1000, gpus=(Gpu.of("L4", uuid="GPU-2"),)),))
     assert one == other
     assert hash(one) == hash(other)
+
+
+def test_a_notebook_shows_one_row_per_kind_of_node_and_escapes_labels() -> None:
+    shown = Cluster.parse("4x(32cpu, 24684100KB, 2xA100:40GB){pool=<b>} + 1x(8cpu, 64GB)")._repr_html_()
+    assert shown.count("<tr>") == 3
+    assert "<td>4</td><td>node-0, ...</td><td>32</td><td>23.5GB</td><td>2xA100</td><td>pool=&lt;b&gt;</td>" in shown
+
+
+def test_a_spec_for_display_rounds_the_memory() -> None:
+    cluster = Cluster.parse("1x(2cpu, 24684100KB)")
+    assert cluster.spec() == "1x(2cpu, 24684100KB)"
+    assert cluster.spec(exact=False) == "1x(2cpu, 23.5GB)"

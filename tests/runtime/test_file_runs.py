@@ -163,7 +163,7 @@ def test_ctrl_c_in_a_script_that_writes_a_file(times: int, tmp_path: Path) -> No
         until(lambda: log.exists() and log.read_bytes().count(b'"wave"') > 1, "something is committed")
         script.says("it waits")
         script.kill(signal.SIGINT)
-        script.says("draining")
+        script.says("stopping at the next epoch")
         if times == 2:
             script.kill(signal.SIGINT)
         else:

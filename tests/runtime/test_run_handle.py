@@ -195,3 +195,55 @@ with open("found", "w") as file:
     with Script(tmp_path, text) as script:
         script.finish()
         assert (tmp_path / "found").read_text() == "True [0, 1, 2, 3, 4]"
+
+
+# --- what a prompt or a notebook shows
+
+
+def odd(numbers: list[int]) -> list[int]:
+    return [number for number in numbers if number % 2]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_list_of_functions_is_a_pipeline() -> None:
+    run = dt.run([dt.each(double), odd, double_all], range(10), cluster="1x(2cpu, 4GB)")
+    assert sorted(run) == []
+    assert [stage for unit in run.plan.units for stage in unit.stages] == ["double", "odd", "double_all"]
+    with pytest.raises(dt.PipelineError, match=r"is not a dt\.Stage or a function"):
+        dt.run([5], range(3))  # type: ignore[list-item]
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def double_all(numbers: list[int]) -> list[int]:
+    return [2 * number for number in numbers]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_repr_of_a_run_says_how_it_ended(tmp_path: Path) -> None:
+    sink = {"even": str(tmp_path / "even.jsonl"), "odd": str(tmp_path / "odd.jsonl")}
+    stages = [dt.Stage("even", double_all, after=[]), dt.Stage("odd", odd, after=[])]
+    run = dt.run(dt.Pipeline(stages), range(10), sink=sink, cluster="1x(2cpu, 4GB)")
+    summary = run.wait()
+    assert repr(run).startswith(f"<Run {run.folder.name}: finished after ")
+    assert repr(run).endswith(" s, 10 of 10 items in, 15 out, 0 failed>")
+    assert summary.outputs == tuple(sink.values())
+    assert ", even.jsonl, odd.jsonl\n" in str(summary)
+    assert f"<b>Run {run.folder.name}: finished after " in run._repr_html_()
+    assert "<tr><td>odd</td><td>10</td><td>5</td>" in run._repr_html_()
+    shutil.rmtree(run.folder)
+    assert repr(run) == f"<Run {run.folder.name}: its folder was removed>"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_repr_of_a_failed_run_says_so() -> None:
+    run = dt.run([dt.each(fails)], range(3), cluster="1x(2cpu, 4GB)")
+    with pytest.raises(dt.RunError):
+        run.wait()
+    assert f"<Run {run.folder.name}: failed after " in repr(run)
+
+
+def fails(number: int) -> NoReturn:
+    raise ValueError(number)

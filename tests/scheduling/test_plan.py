@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -137,3 +139,13 @@ def test_a_notebook_shows_a_table_and_escapes_names() -> None:
     assert "<table>" in shown
     assert shown.count("<tr>") == 4
     assert "<td>caption</td><td>3</td>" in shown
+
+
+def test_the_repr_of_a_plan_is_one_line() -> None:
+    shown = repr(plan())
+    assert shown.startswith("<Plan ")
+    assert "caption 3 workers" in shown
+    assert re.search(r"; [\d.]+k?/s predicted, limited by \w+>$", shown)
+    assert repr(replace(plan(), rate=None, bound=None, bottleneck=None)).endswith("; rate unknown>")
+    units = plan().units * 3
+    assert f"{sum(unit.workers for unit in units)} workers of {len(units)} stages" in repr(replace(plan(), units=units))

@@ -9,7 +9,7 @@ from dovetail.backfill.lance_client import CANNOT_WRITE
 from dovetail.backfill.lease import COLUMN_TAKEN
 from dovetail.backfill.task_queue import MAX_TASK_FAILURES
 from dovetail.errors import Call, Change, Problem, RunError, Setting, Text
-from dovetail.observe.text_format import format_count
+from dovetail.text_format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection

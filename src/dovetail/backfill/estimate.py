@@ -15,10 +15,10 @@ from dovetail.backfill.udf_caller import UdfCaller
 from dovetail.backfill.worker_stage import clamp_note, known_rate, make_job, make_stage, plan_workers
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import DovetailError
-from dovetail.observe.text_format import format_count, format_duration, format_number
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage
 from dovetail.resources.sizes import format_size
+from dovetail.text_format import format_count, format_duration, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

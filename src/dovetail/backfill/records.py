@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dovetail.backfill.lease import read_holder
 from dovetail.backfill.result import format_rows
 from dovetail.backfill.store import column_folder
-from dovetail.observe.text_format import format_count, format_duration
+from dovetail.text_format import format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.backfill.task import PhaseTimes
 from dovetail.errors import PYTHON, Call
-from dovetail.observe.text_format import format_count, format_duration, format_number
+from dovetail.text_format import format_count, format_duration, format_number
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from dovetail.backfill.result import BackfillResult, format_rows
 from dovetail.backfill.target import FillTarget, current_identity, make_identity
 from dovetail.backfill.task import FailedRow
 from dovetail.errors import PYTHON, Call, Text
-from dovetail.observe.text_format import format_count
+from dovetail.text_format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

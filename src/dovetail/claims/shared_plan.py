@@ -65,7 +65,7 @@ def expand_plan(
         return seat._replace(cards=shares)
 
     seats = {stage: tuple(map(there, mine)) for stage, mine in plan.seats.items()}
-    warning = f"{why}: planned for {plan.cluster.spec()} of {cluster.spec()}"
+    warning = f"{why}: planned for {plan.cluster.spec(exact=False)} of {cluster.spec(exact=False)}"
     return replace(plan, cluster=cluster, seats=seats, warnings=(*plan.warnings, warning))
 
 

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import dovetail
+from dovetail.cli.colour import paint, paint_error
 from dovetail.errors import DovetailError
+from dovetail.observe.terminal import COLOUR_MODES, choose_colour, forced_colour
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from dovetail.observe.terminal import ColourMode
 
 
 class SuggestingGroup(click.Group):
@@ -96,6 +100,7 @@ Examples:
   dovetail serve pipeline.yaml --port 8000
   dovetail demo
   dovetail status --watch
+  dovetail --color always status | less -R
 
 Exit codes: 0 success, 1 the run failed, 2 usage or configuration error, 3 does not fit on the cluster,
 5 engine unreachable, 130 interrupted (143 by SIGTERM).
@@ -109,18 +114,32 @@ Exit codes: 0 success, 1 the run failed, 2 usage or configuration error, 3 does 
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(dovetail.__version__, "--version", "-V", prog_name="dovetail")
+@click.option(
+    "--color",
+    type=click.Choice(COLOUR_MODES),
+    default="auto",
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, mode: _choose_colour(context, mode),
+    help="Colour the output; auto: in terminals, unless NO_COLOR is set.",
+)
 def command_line() -> None:
     """Plan and run ML data pipelines on one machine or a Ray cluster."""
+
+
+def _choose_colour(context: click.Context, mode: ColourMode) -> None:
+    choose_colour(mode)
+    context.color = forced_colour()
 
 
 def main() -> NoReturn:
     """Entry point; the only place that turns errors into exit codes."""
     _reopen_closed_streams()
-    colour = False if os.environ.get("NO_COLOR") else None
+    choose_colour("auto")
     try:
-        code = command_line.main(prog_name="dovetail", standalone_mode=False, color=colour)
+        code = command_line.main(prog_name="dovetail", standalone_mode=False, color=forced_colour())
     except DovetailError as error:
-        click.echo(str(error), err=True)
+        click.echo(paint_error(str(error)), err=True, color=forced_colour())
         sys.exit(error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -129,7 +148,7 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except OSError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"{paint('error', 'bad')}: {error}", err=True, color=forced_colour())
         sys.exit(1)
     except SystemExit:
         # click reports a closed pipe (`| head`) this way; nothing failed

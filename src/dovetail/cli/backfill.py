@@ -17,7 +17,7 @@ from dovetail.cli import SuggestingGroup
 from dovetail.cli.backfill_options import fill_options, parsed_command, selection_options, table_arguments
 from dovetail.cli.options import json_option
 from dovetail.errors import Call, nearest_word
-from dovetail.observe.text_format import format_count
+from dovetail.text_format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

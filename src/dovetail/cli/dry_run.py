@@ -20,6 +20,7 @@ from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_fi
 from dovetail.cli.saved_plan import read_plan
 from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError
 from dovetail.errors import short_repr
+from dovetail.observe.terminal import terminal_width
 from dovetail.recipes.column_check import missing_columns, sample_rows
 from dovetail.runtime.run_spec import import_errors, open_source_and_sink
 from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
@@ -95,7 +96,7 @@ def dry_run(
         click.echo(json.dumps({"plan": plan.to_dict(), **about}, indent=2))
         return
     lines = [*(sample.lines() if sample else ()), *(f"sink        {name}" for name in sinks)]
-    for line in [*headline_lines(plan), "", *unit_table(plan), "", *lines]:
+    for line in [*headline_lines(plan), "", *unit_table(plan, terminal_width()), "", *lines]:
         click.echo(line)
     for line in [*(f"note: {note}" for note in plan.notes[1:]), *on.usage_lines()]:
         click.echo(line)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli.options import complete_stages_of_run, json_option, run_argument
+from dovetail.cli.run_report import retry_lines
+from dovetail.cli.saved_arguments import read_saved_arguments
 from dovetail.observe.failed_items import RecordedFailure, group_failures
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run
 from dovetail.observe.summary import summarize_run
-from dovetail.observe.text_format import escape_controls, format_count
+from dovetail.text_format import escape_controls, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +66,14 @@ def errors(run: str, stage: str | None, error_type: str | None, items: int, trac
         click.echo(f"no failed {noun}s{which} in run {summary.id}", err=True)
     elif len(failures) < summary.failed:
         click.echo(f"the first {len(failures)} of {summary.failed} failed {noun}s were recorded", err=True)
+    for line in retry_lines(summary) if _is_of_command_line(history) else []:
+        click.echo(line, err=True)
+
+
+def _is_of_command_line(history: RunHistory) -> bool:
+    """Whether `dovetail run --retry-errors` can run it again: it was started by a command and has a sink."""
+    arguments = read_saved_arguments(history.folder)
+    return arguments is not None and arguments.has_sink
 
 
 def _lines(failures: list[RecordedFailure], items: int, noun: str, *, traceback: bool) -> Iterator[str]:

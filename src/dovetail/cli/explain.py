@@ -25,8 +25,9 @@ from dovetail.cli.run_spec_loader import fit_to_cluster, load_run_spec, recipe_o
 from dovetail.documents.configuration import ConfiguredText
 from dovetail.error_codes import ERROR_CODES, ErrorCode
 from dovetail.errors import did_you_mean
+from dovetail.observe.terminal import terminal_width
 from dovetail.pipeline.option_surface import OptionSurface
-from dovetail.scheduling.plan_report import rates_in_other_modes, rates_with_one_more
+from dovetail.scheduling.plan_report import plan_text, rates_in_other_modes, rates_with_one_more
 from dovetail.scheduling.planner import DEFAULT_HEADROOM
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def explain(
         made = plan_run_spec(job, on, mode, spare, profiled=not no_profiles)
         if stage is None and recipe_of(job) is None and not no_profiles:
             improvements = _find_improvements(job, made)
-    text = made.explain(stage)
+    text = plan_text(made, terminal_width()) if stage is None else made.explain(stage)
     surface = OptionSurface(made.cluster)
     if as_json:
         data = _plan_json(made, stage) | {"improvements": [one.to_dict(surface) for one in improvements]}

@@ -12,14 +12,14 @@ import click
 from dovetail.cli.options import json_option
 from dovetail.cli.run_filter import RunFilter, Since, filter_options, run_entry, since_wall
 from dovetail.observe.run_folder import list_runs, runs_folder, short_run_id
-from dovetail.observe.text_format import (
+from dovetail.observe.terminal import terminal_width
+from dovetail.text_format import (
     MIN_CUT_CHARS,
     align_table,
     cut_text,
     format_duration,
     format_number,
     format_rate,
-    terminal_width,
 )
 
 if TYPE_CHECKING:

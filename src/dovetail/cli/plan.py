@@ -25,9 +25,10 @@ from dovetail.cli.options import (
 from dovetail.cli.output_file import write_file
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec, recipe_of
 from dovetail.control.payload import SourceSinkError
-from dovetail.observe.text_format import format_duration, format_percent
+from dovetail.observe.terminal import terminal_width
 from dovetail.scheduling.plan_report import headline_lines, unit_table, use_lines
 from dovetail.scheduling.planner import DEFAULT_HEADROOM
+from dovetail.text_format import format_duration, format_percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,10 +137,10 @@ def plan(
 def _plan_table(job: RunSpec, made: dt.Plan) -> list[str]:
     recipe = recipe_of(job)
     if recipe is None:
-        return unit_table(made)
+        return unit_table(made, terminal_width())
     from dovetail.recipes.operator_tables import plan_table
 
-    return plan_table(recipe, made)
+    return plan_table(recipe, made, terminal_width())
 
 
 def _recipe_notes(job: RunSpec, cluster: dt.Cluster) -> list[str]:

@@ -14,15 +14,16 @@ from dovetail.cli import SuggestingGroup
 from dovetail.cli.options import json_option
 from dovetail.errors import did_you_mean
 from dovetail.observe.profiles import forget_profiles, profiles_folder, stored_profiles
-from dovetail.observe.text_format import (
-    align_table,
+from dovetail.observe.terminal import terminal_width
+from dovetail.resources.sizes import format_size
+from dovetail.text_format import (
+    fit_table,
     format_count,
     format_duration,
     format_number,
     format_rate,
     printable,
 )
-from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +69,8 @@ def list_profiles(as_json: bool) -> None:
         return
     header = ("stage", "items/s", "out per in", "setup", "batch", "source and sink", "items", "age")
     now = time.time()
-    for line in align_table([header, *(_row(stored, now) for stored in found)]):
+    rows = [header, *(_row(stored, now) for stored in found)]
+    for line in fit_table(rows, terminal_width(), cut=(5, 0)):
         click.echo(line)
 
 

@@ -8,8 +8,9 @@ import click
 
 from dovetail.cli import SuggestingGroup
 from dovetail.cli.options import cluster_option, json_option
-from dovetail.observe.text_format import align_table
+from dovetail.observe.terminal import terminal_width
 from dovetail.runtime.place import described_cluster
+from dovetail.text_format import fit_table
 
 
 @click.group(
@@ -48,7 +49,7 @@ def advise(cluster_spec: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([row.to_dict() for row in rows], indent=2))
         return
-    click.echo(f"operators on {cluster.spec()}\n")
+    click.echo(f"operators on {cluster.spec(exact=False)}\n")
     header = ("operator", "num_proc", "per card", "num_gpus", "num_cpus", f"{CONCURRENT_OPERATORS} at once")
     cells = [
         (
@@ -61,7 +62,7 @@ def advise(cluster_spec: str, as_json: bool) -> None:
         )
         for row in rows
     ]
-    for line in align_table([header, *cells]):
+    for line in fit_table([header, *cells], terminal_width()):
         click.echo(line)
     if not any(row.gpus for row in rows):
         click.echo("\nno GPU: GPU operators run on CPUs, except those with accelerator: cuda", err=True)

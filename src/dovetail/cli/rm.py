@@ -14,9 +14,9 @@ import dovetail as dt
 from dovetail.cli.options import complete_runs, json_option
 from dovetail.cli.run_filter import Duration, RunFilter, filter_options, run_entry
 from dovetail.observe.run_folder import RunFolder, find_run, list_runs
-from dovetail.observe.text_format import align_table, format_count, format_duration
 from dovetail.resources.sizes import format_size
 from dovetail.runtime.run_removal import RunFiles, find_run_files, remove_run_files
+from dovetail.text_format import align_table, format_count, format_duration
 
 CODE = "DT307"
 

@@ -254,15 +254,8 @@ def _run(job: RunSpec, asked: RunArguments, how: RunOptions) -> int:
             click.echo("interrupted", err=True)
             return stops.exit_code
         error = interrupted
-    code = report_run(stops, job, error, as_json=how.as_json)
-    if prepared is not None and stops.run is not None:
-        from dovetail.observe.history import RunHistory
-        from dovetail.recipes.operator_tables import run_table
-
-        table = run_table(prepared.recipe, RunHistory.load(stops.run.folder))
-        for line in ["", *table, *prepared.report_lines]:
-            click.echo(line, err=True)
-    return code
+    reports = prepared.report_lines if prepared is not None else ()
+    return report_run(stops, job, error, as_json=how.as_json, more=reports)
 
 
 def _prepare_recipe(job: RunSpec, how: RunOptions) -> RecipeStart | None:
@@ -336,14 +329,18 @@ def _plan_command(asked: RunArguments, out: str, engine: str = LOCAL) -> str:
 
 
 def _show_plan(plan: dt.Plan) -> None:
-    from dovetail.scheduling.plan_report import headline_lines, unit_table
-
-    for line in [*headline_lines(plan), "", *unit_table(plan), *(f"note: {note}" for note in plan.notes[1:]), ""]:
+    """Two lines and the notes; `dovetail plan` shows the table."""
+    cluster = plan.cluster.spec(exact=False)
+    for line in [f"{plan.name} on {cluster}", f"  {plan.worker_text()}; {plan.rate_text()}"]:
         click.echo(line, err=True)
+    waves = [plan.reason] if len(plan.waves) > 1 else []
+    for note in [*waves, *plan.warnings, *([] if plan.rate is not None else plan.assumptions)]:
+        click.echo(f"note: {note}", err=True)
 
 
 def _simulate(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
-    from dovetail.observe.summary_text import next_step_lines, result_lines
+    from dovetail.cli.colour import paint
+    from dovetail.observe.summary_text import short_summary
     from dovetail.runtime.simulation import simulate
     from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
 
@@ -367,8 +364,7 @@ def _simulate(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
         )
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, cluster, asked.mode) from None
-    for line in [json.dumps(made.summary.to_dict(), indent=2)] if how.as_json else result_lines(made.summary):
+    text = short_summary(made.summary).lines(paint)
+    for line in [json.dumps(made.summary.to_dict(), indent=2)] if how.as_json else text:
         click.echo(line)
-    for line in [] if how.as_json else ["", *next_step_lines(made.summary)]:
-        click.echo(line, err=True)
     sys.exit(0 if made.status == "finished" else 1)

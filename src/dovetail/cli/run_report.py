@@ -8,17 +8,18 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dovetail.cli.colour import paint, paint_error
 from dovetail.cli.json_values import json_default
 from dovetail.cli.run_spec_loader import recipe_of
 from dovetail.errors import DovetailError, Problem, RunError, short_repr
 from dovetail.observe.run_folder import RunFolder, run_reference
-from dovetail.observe.summary_text import next_step_lines, result_lines
+from dovetail.observe.summary_text import RESUMABLE_STATUS, short_summary
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.failed_item_retry import has_retryable_items
 
@@ -85,27 +86,23 @@ def wait_for_results(run: dt.Run, *, to_stdout: bool) -> BaseException | None:
     return None
 
 
-def report_run(stops: SignalHandler, job: RunSpec, error: BaseException | None, *, as_json: bool) -> int:
-    """Prints the summary and returns the exit code."""
+def report_run(
+    stops: SignalHandler, job: RunSpec, error: BaseException | None, *, as_json: bool, more: Sequence[str] = ()
+) -> int:
+    """Prints the error and five lines about the run, then `more`; returns the exit code."""
     run = stops.run
     assert run is not None, "the run has not started"
     _wait_for_end(run)
     if isinstance(error, OutputClosed):
         return 0
     if isinstance(error, DovetailError):
-        click.echo(str(error_for_command_line(error, of_recipe=recipe_of(job) is not None)), err=True)
+        click.echo(paint_error(str(error_for_command_line(error, of_recipe=recipe_of(job) is not None))), err=True)
     elif error is not None and not isinstance(error, KeyboardInterrupt):
         click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     summary = run.stats
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=2))
-    for line in [
-        *result_lines(summary),
-        *_output_lines(summary, job),
-        "",
-        *next_step_lines(summary),
-        *resume_lines(summary, has_sink=job.sink is not None),
-    ]:
+    for line in [*short_summary(summary, _next_step(summary, job)).lines(paint), *more]:
         click.echo(line, err=True)
     if isinstance(error, DovetailError):
         return error.exit_code
@@ -143,12 +140,13 @@ def _wait_for_end(run: dt.Run) -> None:
         time.sleep(0.01)
 
 
-def _output_lines(summary: RunSummary, job: RunSpec) -> list[str]:
-    names = sink_names(job.sink)
-    if summary.status == "finished":
-        empty = [] if summary.read else ["source      no items: the source is empty; --source PATH reads another one"]
-        return [*empty, *(f"output      {name}" for name in names)]
-    return [f"output      {name}: written when the run is complete; finished work is kept" for name in names]
+def _next_step(summary: RunSummary, job: RunSpec) -> str:
+    """What `next_command` cannot know: the options of the command line."""
+    if summary.status in RESUMABLE_STATUS and job.sink is None:
+        return "not resumable: results went to stdout; use --sink out.jsonl"
+    if summary.status == "finished" and not summary.read:
+        return "the source is empty; --source PATH reads another one"
+    return ""
 
 
 def sink_names(sink: Any) -> list[str]:
@@ -164,12 +162,17 @@ def sink_names(sink: Any) -> list[str]:
 
 def resume_lines(summary: RunSummary, *, has_sink: bool) -> list[str]:
     """Commands that process the rest."""
-    run, lines = run_reference(summary.folder), []
-    if summary.status in ("failed", "drained", "cancelled", "lost"):
-        lines.append(f"resume      dovetail run --resume {run}")
-        if not has_sink:
-            lines = ["resume      not possible: results went to stdout; use --sink out.jsonl to make a run resumable"]
-    failed = summary.failed and has_sink and summary.status == "finished"
-    if failed and has_retryable_items(RunFolder(Path(summary.folder)).errors):
-        lines.append(f"retry       dovetail run --retry-errors {run}   # process only the failed items")
-    return lines
+    if summary.status in RESUMABLE_STATUS and not has_sink:
+        return ["resume      not possible: results went to stdout; use --sink out.jsonl to make a run resumable"]
+    if summary.status in RESUMABLE_STATUS:
+        return [f"resume      dovetail run --resume {run_reference(summary.folder)}"]
+    return retry_lines(summary) if has_sink else []
+
+
+def retry_lines(summary: RunSummary) -> list[str]:
+    """The command that processes failed items again, if one of them can be retried."""
+    can_retry = summary.failed and summary.status == "finished"
+    if not can_retry or not has_retryable_items(RunFolder(Path(summary.folder)).errors):
+        return []
+    run = run_reference(summary.folder)
+    return [f"retry       dovetail run --retry-errors {run}   # process only the failed items"]

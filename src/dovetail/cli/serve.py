@@ -14,11 +14,11 @@ import click
 import dovetail as dt
 from dovetail.cli.options import cluster_option, file_argument, run_dir_option, set_option
 from dovetail.cli.run_spec_loader import infeasible_error_for_file, load_run_spec, recipe_of
-from dovetail.observe.text_format import format_count
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.resources.sizes import parse_size
 from dovetail.runtime.run_spec import add_import_path, missing_code
 from dovetail.runtime.service import serve as start_service
+from dovetail.text_format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -49,8 +49,8 @@ class SignalHandler:
         if self.run is None or self.run.done or self._count > 2:
             raise KeyboardInterrupt
         if self._count == 1:
-            _write_stderr(f"\ndraining: finishing the work in flight; {name} again stops immediately\n")
             self.run.drain(name)
+            _write_stderr(self.run.announce_drain(name))
             return
         self.run.cancel(f"{name} twice")
         raise KeyboardInterrupt  # leaves any blocking call, such as a write to a pipe that is not read

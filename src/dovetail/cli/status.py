@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dovetail.cli.colour import paint
 from dovetail.cli.options import json_option, run_argument
 from dovetail.cli.run_report import resume_lines
 from dovetail.cli.saved_arguments import read_saved_arguments
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run
 from dovetail.observe.summary import summarize_run
-from dovetail.observe.summary_text import next_step_lines, result_lines
-from dovetail.observe.text_format import format_duration
+from dovetail.observe.summary_text import next_step_lines, operator_table_lines, result_lines
+from dovetail.text_format import format_duration
 
 if TYPE_CHECKING:
     from dovetail.observe.failed_items import RecordedFailure
@@ -55,7 +56,15 @@ def _show_status(folder: RunFolder, *, as_json: bool = False) -> None:
         return
     failed = _failed_item_lines(history.failures(), summary.id)
     decisions, errors = _latest_lines("decisions", summary.decisions), _latest_lines("errors", summary.errors)
-    for line in [*result_lines(summary), *decisions, *errors, *failed]:
+    operators = operator_table_lines(history)
+    for line in [
+        *result_lines(summary, paint=paint),
+        *([""] if operators else []),
+        *operators,
+        *decisions,
+        *errors,
+        *failed,
+    ]:
         click.echo(line)
     arguments = read_saved_arguments(folder)
     resume = resume_lines(summary, has_sink=arguments.has_sink) if arguments else []

@@ -15,7 +15,7 @@ from dovetail.cli.run_filter import run_entry
 from dovetail.observe.history import RunHistory
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import result_lines
-from dovetail.observe.text_format import cut_text, format_duration, format_rate
+from dovetail.text_format import cut_text, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.journal import JOURNAL_VERSION, json_line, read_json_lines
-from dovetail.observe.text_format import cut_text, printable
+from dovetail.text_format import cut_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

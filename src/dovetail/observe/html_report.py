@@ -16,13 +16,6 @@ from dovetail.observe.failed_items import group_failures
 from dovetail.observe.monitor import recorded_groups, stage_usages
 from dovetail.observe.run_folder import number_field
 from dovetail.observe.summary import summarize_run
-from dovetail.observe.text_format import (
-    format_count,
-    format_duration,
-    format_number,
-    format_percent,
-    format_rate,
-)
 from dovetail.observe.utilisation_verdicts import (
     RECIPE_SETTINGS,
     RequestedResources,
@@ -34,6 +27,13 @@ from dovetail.observe.utilisation_verdicts import (
 )
 from dovetail.pipeline.units import short_unit_name
 from dovetail.resources.sizes import format_size
+from dovetail.text_format import (
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_rate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

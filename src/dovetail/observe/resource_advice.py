@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dovetail.observe.text_format import format_number
 from dovetail.resources.sizes import format_exact_size, format_size
+from dovetail.text_format import format_number
 
 if TYPE_CHECKING:
     from dovetail.observe.telemetry import UnitUse

@@ -290,3 +290,17 @@ def number_field(data: Mapping[str, Any], key: str) -> float:
 def run_reference(folder: str | Path) -> str:
     path = Path(folder)
     return shlex.quote(path.name if path.parent == runs_folder() else str(path))
+
+
+def resume_instruction(folder: str | Path) -> str:
+    """How to resume a run, as it was started, by the command line or by a program; empty: it cannot be resumed."""
+    run = RunFolder(Path(folder))
+    if not run.is_resumable:
+        return ""
+    more = read_json_object(run.header).get("more")
+    if isinstance(more, dict) and "asked" in more:
+        return f"dovetail run --resume {run_reference(folder)}"
+    if isinstance(more, dict) and "column" in more:
+        return "run the same backfill again"
+    where = run.id if run.path.parent == runs_folder() else str(folder)
+    return f'dt.run(..., resume="{where}") with the same arguments'

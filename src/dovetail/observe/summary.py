@@ -157,7 +157,11 @@ class ResourceUse:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+KNOWN_RATE_SOURCES = ("measured", "given")
+"""Origins of speeds from which a rate can be predicted, the weakest first."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class RunSummary:
     id: str
     name: str
@@ -192,9 +196,9 @@ class RunSummary:
     advice: tuple[str, ...] = ()
     """Resource requests to change."""
     planned: float = 0.0
-    """Source items per second that the initial plan expects; 0: no plan, or its speeds were assumed."""
+    """Source items per second that the initial plan expects; 0: no plan, or the speed of a stage was not known."""
     planned_from: str = ""
-    """Origin of that plan's speeds: given, measured or assumed; the weakest of all."""
+    """Origin of that plan's speeds: given, measured or unknown; the weakest of all."""
     nodes: tuple[NodeSummary, ...] = ()
     """Every node with a recorded event."""
     table: str = ""
@@ -202,11 +206,34 @@ class RunSummary:
     """The table and the column that a backfill fills."""
     noun: str = "items"
     """What `finished`, `total`, `delivered` and `failed` count; stages always count items."""
+    outputs: tuple[str, ...] = ()
+    """Files, folders and tables that results are written to; they are complete when the run has finished."""
 
     def __str__(self) -> str:
-        from dovetail.observe.summary_text import summary_lines  # late: it imports this module
+        from dovetail.observe.summary_text import short_summary  # late: it imports this module
 
-        return "\n".join(summary_lines(self))
+        return "\n".join(short_summary(self).lines())
+
+    def __repr__(self) -> str:
+        return f"<RunSummary {self.id}: {self.outcome}>"
+
+    def details(self) -> str:
+        """All figures as text, as `dovetail status` prints them."""
+        from dovetail.observe.summary_text import result_lines
+
+        return "\n".join(result_lines(self))
+
+    @property
+    def outcome(self) -> str:
+        """'finished after 3.2 s, 1000 of 1000 items in, 990 out, 10 failed'."""
+        from dovetail.observe.summary_text import count_text, status_text
+
+        return f"{status_text(self)}, {count_text(self)}"
+
+    def _repr_html_(self) -> str:
+        from dovetail.observe.summary_text import unit_html
+
+        return unit_html(self)
 
     @property
     def dropped(self) -> int:
@@ -225,9 +252,11 @@ class RunSummary:
 
     @property
     def expected(self) -> float:
-        """The rate to compare with: the prediction of the plan; for a simulated run, and one whose speeds were unknown,
-        that of the replans. 0: none."""
-        return self.planned if self.planned and not self.virtual else self.predicted
+        """The rate to compare with: the prediction of the plan; for a simulated run, that of its replans. 0: there is
+        none, because the speed of a stage was not known."""
+        if self.planned_from not in KNOWN_RATE_SOURCES:
+            return 0.0
+        return self.predicted if self.virtual else self.planned
 
     def to_dict(self) -> dict[str, Any]:
         more = {"reached": self.reached, "expected": self.expected}
@@ -265,7 +294,9 @@ def summarize_run(history: RunHistory, wall: float | None = None) -> RunSummary:
         replans=int(number_field(run, "replans")),
         source_limited=shares.get("source", 0.0) if "source" not in history.units else 0.0,
         use=_resource_use(history.ticks),
-        worker_seconds=sum(_worker_seconds(history.ticks, unit.name, with_starting=True) for unit in units),
+        worker_seconds=sum(
+            _worker_seconds(last_session(history.ticks), unit.name, with_starting=True) for unit in units
+        ),
         setup_s=sum(unit.setup_s for unit in units),
         units=units,
         decisions=tuple((it.t, it.text) for it in history.notes("decision")),
@@ -278,6 +309,7 @@ def summarize_run(history: RunHistory, wall: float | None = None) -> RunSummary:
         table=str(more.get("table", "")),
         column=str(more.get("column", "")),
         noun=str(run.get("noun") or "items"),
+        outputs=tuple(map(str, sinks)) if isinstance(sinks := more.get("sinks"), list) else (),
     )
 
 
@@ -285,52 +317,68 @@ def steady_rate(history: RunHistory) -> float | None:
     """Source items per second without ramp-up and tail.
 
     The slope between the first view with a fifth of all items done and the first with four fifths: few items are done
-    while workers are being set up, and stragglers come after four fifths. See `_done`. A run in several waves has no
-    steady state: its rate is items over the whole time. None: too few data between two views.
+    while workers are being set up, and stragglers come after four fifths. See `_items_done`. A run in several waves has
+    no steady state: its rate is items over the whole time. None: too few data between two views.
     """
     finished = number_field(history.run, "finished")
     if not history.ticks or not finished:
         return None
     if number_field(history.run, "waves") > 1:
         return finished / history.seconds if history.seconds > 0 else None
-    window = _steady_window(history)
+    views = last_session(history.ticks)
+    window = _steady_window(views)
     if window is None:
         return None
-    done, (first, last) = _items_done(history), window
-    seconds = history.ticks[last].t - history.ticks[first].t
+    done, (first, last) = _items_done(views), window
+    seconds = views[last].t - views[first].t
     return (done[last] - done[first]) / seconds if seconds > 0 else None
 
 
-def _steady_window(history: RunHistory) -> tuple[int, int] | None:
+def last_session(ticks: Sequence[ViewRecord]) -> Sequence[ViewRecord]:
+    """The views since the last resume. Totals of units count from there: one that decreases marks the start."""
+    for place in range(len(ticks) - 1, 0, -1):
+        before, after = ticks[place - 1].units, ticks[place].units
+        if any(_has_restarted(before.get(name, {}), unit) for name, unit in after.items()):
+            return ticks[place:]
+    return ticks
+
+
+def _has_restarted(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return any(number_field(after, name) < number_field(before, name) for name in ("taken_total", "started_total"))
+
+
+def _steady_window(views: Sequence[ViewRecord]) -> tuple[int, int] | None:
     """The first and the last view of the steady state."""
-    done = _items_done(history)
+    done = _items_done(views)
     if len(set(done)) <= MIN_DISTINCT_COUNTS:
         return None
     first = next(i for i, items in enumerate(done) if items >= STEADY_FROM_SHARE * done[-1])
     return first, next(i for i, items in enumerate(done) if items >= STEADY_TO_SHARE * done[-1])
 
 
-def _items_done(history: RunHistory) -> list[float]:
-    """Source items done by each view.
+def _items_done(views: Sequence[ViewRecord]) -> list[float]:
+    """Source items done by each view, of those that were done in these views.
 
-    `finished` advances by whole epochs. The mean share of items that the units have taken is smoother and ends at the
-    same value.
+    `finished` advances by whole epochs. The share of items that every unit has taken is smoother and ends at the same
+    value. A fast unit runs ahead of a slow one until its queue is full, so the unit that is furthest behind counts.
     """
-    finished = number_field(history.run, "finished")
-    shares = _share_taken(history.ticks)
-    return [share * finished for share in shares] or [number_field(tick.run, "finished") for tick in history.ticks]
+    counts = [number_field(view.run, "finished") for view in views]
+    shares = _share_taken(views)
+    if not shares:
+        return counts
+    finished_before = 0.0 if shares[0] else counts[0]  # by the sessions before a resume
+    return [share * (counts[-1] - finished_before) for share in shares]
 
 
-def _share_taken(ticks: Sequence[ViewRecord]) -> list[float]:
-    """Mean over all units of the share of their total input that they have taken by each tick."""
-    totals = {name: number_field(unit, "taken_total") for name, unit in ticks[-1].units.items()} if ticks else {}
+def _share_taken(views: Sequence[ViewRecord]) -> list[float]:
+    """By each view: the share of its input that the unit which is furthest behind has taken."""
+    totals = {name: number_field(unit, "taken_total") for name, unit in views[-1].units.items()} if views else {}
     totals = {name: total for name, total in totals.items() if total}
     if not totals:
         return []
     return [
-        sum(number_field(tick.units.get(name, {}), "taken_total") / total for name, total in totals.items())
-        / len(totals)
-        for tick in ticks
+        min(number_field(view.units.get(name, {}), "taken_total") / total for name, total in totals.items())
+        for view in views
     ]
 
 
@@ -340,8 +388,9 @@ def _predicted_rate(history: RunHistory) -> float:
     if number_field(history.run, "waves") > 1:
         plan = history.plan()
         return plan.rate or 0.0 if plan else 0.0
-    window = _steady_window(history)
-    ticks = history.ticks[window[0] : window[1] + 1] if window is not None else history.ticks[-1:]
+    views = last_session(history.ticks)
+    window = _steady_window(views)
+    ticks = views[window[0] : window[1] + 1] if window is not None else views[-1:]
     found = [value for value in (number_field(tick.run, "predicted") for tick in ticks) if value]
     if found:
         return statistics.median(found)
@@ -361,12 +410,15 @@ def _planned_rate(history: RunHistory) -> tuple[float, str]:
     plan = read_json_object(history.folder.plan)
     units = plan.get("units")
     sources = {unit.get("rate_source") for unit in units if isinstance(unit, dict)} if isinstance(units, list) else ()
-    weakest = next((source for source in ("assumed", "measured", "given") if source in sources), "")
-    return (number_field(plan, "rate") if weakest in ("measured", "given") else 0.0), weakest
+    unknown = [source for source in sources if source not in KNOWN_RATE_SOURCES]
+    if unknown or not sources:
+        return 0.0, str(unknown[0]) if unknown else ""
+    return number_field(plan, "rate"), next(source for source in KNOWN_RATE_SOURCES if source in sources)
 
 
 def _interval_rates(history: RunHistory) -> tuple[float, ...]:
-    views = list(zip(history.ticks, _items_done(history), strict=True))
+    session = last_session(history.ticks)
+    views = list(zip(session, _items_done(session), strict=True))
     return tuple(
         max(0.0, (after[1] - before[1]) / (after[0].t - before[0].t))
         for before, after in pairwise(views)
@@ -375,7 +427,7 @@ def _interval_rates(history: RunHistory) -> tuple[float, ...]:
 
 
 def _summarize_unit(history: RunHistory, name: str, bottleneck: float) -> UnitSummary:
-    ticks, last = history.ticks, history.units[name]
+    ticks, last = last_session(history.ticks), history.units[name]
     taken = [(tick.t, number_field(tick.units.get(name, {}), "taken_total")) for tick in ticks]
     final = taken[-1][1]
     # from the last view without an item to the first with all of them: its working time

@@ -1,47 +1,210 @@
-"""Text of a run summary: what a run prints at its end and `dovetail status` shows."""
+"""Text of a run summary: five lines that a run prints at its end, and all figures, which `dovetail status` shows."""
 
 from __future__ import annotations
 
 import shlex
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from dovetail.observe.run_folder import runs_folder
-from dovetail.observe.text_format import (
+from dovetail.observe.history import run_status
+from dovetail.observe.run_folder import number_field, resume_instruction, run_reference, runs_folder
+from dovetail.observe.stage_counts import count_stages, merge_counts
+from dovetail.observe.terminal import display_path, terminal_width
+from dovetail.pipeline.units import short_unit_name
+from dovetail.resources.sizes import format_size
+from dovetail.text_format import (
+    LABEL_WIDTH,
+    Paint,
+    cut_path,
+    cut_text,
     fit_table,
-    format_amount,
     format_count,
     format_duration,
     format_number,
     format_percent,
     format_rate,
+    html_table,
+    plain,
     sparkline,
-    terminal_width,
     wrap_labelled,
 )
-from dovetail.pipeline.units import short_unit_name
-from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from dovetail.observe.history import RunHistory
     from dovetail.observe.summary import NodeSummary, RunSummary, UnitSummary
 
 MAX_NODES_SHOWN, MAX_UNITS_PER_NODE = 16, 4
+MAX_LIMITS_SHOWN = 2
 REACHED_SHARE = 0.9
 """Share of the predicted rate from which on it counts as reached, however short the run."""
-RATE_SOURCE_TEXTS = {"measured": "from earlier runs", "given": "speeds as given"}
+RATE_SOURCE_TEXTS = {"measured": "from earlier runs", "given": "from the given speeds"}
 MIN_COMPARABLE_WORK_S = 20.0
 """A run with less work than this at full speed never reaches it."""
+STATUS_STYLES: Final = {
+    "running": "good",
+    "finished": "good",
+    "drained": "warning",
+    "cancelled": "warning",
+    "failed": "bad",
+    "lost": "bad",
+}
+RESUMABLE_STATUS: Final = ("failed", "drained", "cancelled", "lost")
+
+
+# --- five lines
+
+
+@dataclass(frozen=True, slots=True)
+class ShortSummary:
+    """What a run prints at its end: what and how it ended, counts, rate, limit, next step. Empty texts are left out."""
+
+    name: str
+    status: str
+    seconds: float
+    counts: str
+    clock: str = ""
+    """Of which clock the seconds are, if it is not that of the wall."""
+    outputs: tuple[str, ...] = ()
+    """Where the results are, or what became of them."""
+    rate: str = ""
+    limit: str = ""
+    next: str = ""
+
+    def lines(self, paint: Paint = plain, width: int | None = None) -> list[str]:
+        """At most five lines, which fit the width; a path is cut if there is no other way."""
+        width = width or terminal_width()
+        name = cut_text(self.name, width // 2)
+        after = f" {_preposition(self.status)} {format_duration(self.seconds)}{self.clock}"
+        room = width - len(f"{name}: {self.status}{after}, ")
+        output = f", {_output_text(self.outputs, room)}" if self.outputs else ""
+        status = paint(self.status, STATUS_STYLES.get(self.status, "strong"))
+        labelled = {"rate": self.rate, "limit": self.limit, "next": self.next}
+        return [
+            f"{paint(name, 'strong')}: {status}{after}{output}",
+            cut_text(f"  {self.counts}", width),
+            *(_labelled_line(label, text, width, paint) for label, text in labelled.items() if text),
+        ]
+
+
+def _output_text(outputs: tuple[str, ...], room: int) -> str:
+    """All paths if they fit, else their last parts."""
+    text = ", ".join(outputs)
+    if len(text) <= room or len(outputs) == 1:
+        return cut_path(text, room)
+    return cut_text(", ".join(path.rstrip("/").rpartition("/")[2] for path in outputs), room)
+
+
+def _labelled_line(label: str, text: str, width: int, paint: Paint) -> str:
+    """A command is never cut, so that it can be pasted."""
+    shown = text if label == "next" else cut_text(text, width - LABEL_WIDTH)
+    shown = paint(shown, "warning") if label == "limit" else shown
+    return f"{paint(f'{label:{LABEL_WIDTH}}', 'dim')}{shown}"
+
+
+def short_summary(summary: RunSummary, next_step: str = "") -> ShortSummary:
+    """`next_step` replaces the command that is usual."""
+    limits = limit_shares(summary)[:MAX_LIMITS_SHOWN]
+    named = [f"{short_unit_name(name)} {format_percent(share)} of the time" for share, name in limits]
+    outputs = tuple(map(display_path, summary.outputs))
+    if summary.status != "finished":
+        outputs = ("finished work is kept",) if outputs and summary.status in RESUMABLE_STATUS else ()
+    return ShortSummary(
+        name=summary.name or summary.id,
+        status=summary.status,
+        seconds=summary.seconds,
+        clock=" of simulated time" if summary.virtual else "",
+        counts=count_text(summary),
+        outputs=outputs,
+        rate=short_rate_text(summary) if summary.finished else "",
+        limit=", ".join(named),
+        next=next_step or next_command(summary),
+    )
+
+
+def short_rate_text(summary: RunSummary) -> str:
+    """'176/s, 98 % of the 180/s predicted from earlier runs'; without a prediction if a speed was not known."""
+    rate = format_rate(summary.reached).replace("/s", " rows/s" if summary.noun == "rows" else "/s")
+    if not summary.expected or not summary.reached:
+        return rate
+    predicted = f"{format_rate(summary.expected)} predicted {prediction_source(summary)}"
+    if is_comparable(summary):
+        return f"{rate}, {format_percent(summary.reached / summary.expected)} of the {predicted}"
+    return f"{rate}; {predicted}, too short to reach it"
+
+
+def prediction_source(summary: RunSummary) -> str:
+    return "by the plan" if summary.virtual else RATE_SOURCE_TEXTS[summary.planned_from]
+
+
+def is_comparable(summary: RunSummary) -> bool:
+    """Whether the run was long enough to reach the predicted rate, or has reached it."""
+    planned = summary.planned and not summary.virtual and summary.steady_rate
+    long_enough = summary.finished / summary.expected >= MIN_COMPARABLE_WORK_S
+    return bool(planned or long_enough or summary.reached >= REACHED_SHARE * summary.expected)
+
+
+def limit_shares(summary: RunSummary) -> list[tuple[float, str]]:
+    """(Share of the time, what limited the run), largest first."""
+    limits = [(unit.bottleneck, unit.name) for unit in summary.units] + [(summary.source_limited, "the source")]
+    return sorted((limit for limit in limits if limit[0]), key=lambda limit: -limit[0])
+
+
+def next_command(summary: RunSummary) -> str:
+    """The most useful next command: resume, look at failed items, or look at the details."""
+    run = run_reference(summary.folder)
+    resume = resume_instruction(summary.folder) if summary.status in RESUMABLE_STATUS else ""
+    return resume or (f"dovetail errors {run}" if summary.failed else f"dovetail status {run}")
+
+
+def status_text(summary: RunSummary, paint: Paint = plain) -> str:
+    """'finished after 3.2 s', 'running for 3.2 s'."""
+    status = paint(summary.status, STATUS_STYLES.get(summary.status, "strong"))
+    duration = f"{format_duration(summary.seconds)}{' of simulated time' if summary.virtual else ''}"
+    return f"{status} {_preposition(summary.status)} {duration}"
+
+
+def _preposition(status: str) -> str:
+    return "for" if status == "running" else "after"
+
+
+def header_text(header: Mapping[str, Any]) -> str:
+    """Status and counts from run.json alone: 'failed after 3.2 s, 17 of 1000 items in, 0 out, 1 failed'."""
+    status, found = run_status(header, time.time()), header.get("progress")
+    done = found if isinstance(found, dict) else {}
+    total = f" of {done['total']}" if isinstance(done.get("total"), int) else ""
+    finished, delivered, failed = (int(number_field(done, name)) for name in ("finished", "delivered", "failed"))
+    when = f"{_preposition(status)} {format_duration(number_field(done, 'seconds'))}"
+    counts = f"{finished}{total} {done.get('noun') or 'items'} in, {delivered} out, {failed} failed"
+    return f"{status} {when}, {counts}"
+
+
+def unit_html(summary: RunSummary) -> str:
+    """A table of the units for notebooks."""
+    rows = [(unit.name, *(cell(unit) for cell in UNIT_COLUMNS.values())) for unit in summary.units]
+    return html_table(f"Run {summary.id}: {summary.outcome}", ("stage", *UNIT_COLUMNS), rows)
+
+
+def count_text(summary: RunSummary) -> str:
+    """'1000 of 1000 items in, 990 out, 10 failed'."""
+    of_all = f" of {summary.total}" if summary.total is not None else ""
+    dropped = f", {summary.dropped} dropped" if summary.dropped else ""
+    return f"{summary.finished}{of_all} {summary.noun} in, {summary.delivered} out{dropped}, {summary.failed} failed"
+
+
+# --- all figures
 
 
 def summary_lines(summary: RunSummary) -> list[str]:
-    """The text that every run prints at its end."""
+    """All figures, and the next commands."""
     return [*result_lines(summary), "", *next_step_lines(summary)]
 
 
-def result_lines(summary: RunSummary, width: int | None = None) -> list[str]:
-    """The summary without the next commands; `width`: default: that of the terminal."""
+def result_lines(summary: RunSummary, width: int | None = None, paint: Paint = plain) -> list[str]:
+    """All figures without the next commands; `width`: default: that of the terminal."""
     width = width or terminal_width()
     labelled = [
         *stage_lines(summary),
@@ -49,9 +212,10 @@ def result_lines(summary: RunSummary, width: int | None = None) -> list[str]:
         *resource_lines(summary),
         *setup_lines(summary),
         *advice_lines(summary),
+        *output_lines(summary),
     ]
     return [
-        *headline_lines(summary),
+        *headline_lines(summary, paint),
         "",
         *unit_table_lines(summary, width),
         "",
@@ -60,13 +224,10 @@ def result_lines(summary: RunSummary, width: int | None = None) -> list[str]:
     ]
 
 
-def headline_lines(summary: RunSummary) -> list[str]:
-    clock = " of simulated time" if summary.virtual else ""
-    of_all = f" of {summary.total}" if summary.total is not None else ""
-    head = f"{summary.name or summary.id}: {summary.status} after {format_duration(summary.seconds)}{clock}"
-    dropped = f", {summary.dropped} dropped" if summary.dropped else ""
-    items = f"  {summary.finished}{of_all} {summary.noun} in, {summary.delivered} out{dropped}, {summary.failed} failed"
-    return [head, *([f"  {summary.error}"] if summary.error else []), items]
+def headline_lines(summary: RunSummary, paint: Paint = plain) -> list[str]:
+    error = [f"  {paint(summary.error, 'bad')}"] if summary.error else []
+    head = f"{paint(summary.name or summary.id, 'strong')}: {status_text(summary, paint)}"
+    return [head, *error, f"  {count_text(summary)}"]
 
 
 def unit_table_lines(summary: RunSummary, width: int | None = None) -> list[str]:
@@ -113,27 +274,24 @@ def rate_lines(summary: RunSummary) -> list[str]:
         f"{format_rate(summary.steady_rate)}"
     ]
     if summary.expected:
-        reached = summary.reached
-        work_s = summary.finished / summary.expected
-        share = f", {format_percent(reached / summary.expected)} of it reached" if reached else ""
-        by = (
-            f" by the plan ({RATE_SOURCE_TEXTS[summary.planned_from]})"
-            if summary.planned and not summary.virtual
-            else ""
-        )
-        comparable = work_s >= MIN_COMPARABLE_WORK_S or (by and summary.steady_rate)
-        if reached and not comparable and reached < REACHED_SHARE * summary.expected:
-            work = f"{summary.finished} items are {format_duration(work_s)} of work"
+        share = f", {format_percent(summary.reached / summary.expected)} of it reached" if summary.reached else ""
+        if summary.reached and not is_comparable(summary):
+            work = f"{summary.finished} items are {format_duration(summary.finished / summary.expected)} of work"
             share = f" (not reached: {work}, too short to reach it)"
-        lines.append(
-            f"predicted   {format_rate(summary.expected)}{by}{share}; {format_count(summary.replans, 'replan')}"
-        )
-    limits = [(unit.bottleneck, unit.name) for unit in summary.units] + [(summary.source_limited, "the source")]
-    limits = sorted((limit for limit in limits if limit[0]), key=lambda limit: -limit[0])
+        rate = f"{format_rate(summary.expected)} {prediction_source(summary)}"
+        lines.append(f"predicted   {rate}{share}; {format_count(summary.replans, 'replan')}")
+    limits = limit_shares(summary)
     if limits:
         shares = ", ".join(f"{short_unit_name(name)} {format_percent(share)} of the time" for share, name in limits[:4])
         lines.append(f"bottleneck  {shares}")
     return lines
+
+
+def format_amount(name: str, value: float) -> str:
+    """An amount of a resource, from its integer unit, as in scheduling.plan.Use."""
+    if "memory" in name:
+        return format_size(round(value))
+    return format_number(value if name in ("NVDECs", "NVENCs") else value / 1000)
 
 
 def resource_lines(summary: RunSummary) -> list[str]:
@@ -155,6 +313,33 @@ def setup_lines(summary: RunSummary) -> list[str]:
 
 def advice_lines(summary: RunSummary) -> list[str]:
     return [f"{'' if place else 'to change':11} {text}" for place, text in enumerate(summary.advice)]
+
+
+def output_lines(summary: RunSummary) -> list[str]:
+    pending = "" if summary.status == "finished" else ": written when the run is complete; finished work is kept"
+    return [f"output      {path}{pending}" for path in summary.outputs]
+
+
+def operator_table_lines(history: RunHistory, width: int | None = None) -> list[str]:
+    """A table of the operators of a recipe: rows in, out, dropped and failed, time per row and share of the time.
+    Empty for any other run."""
+    more = history.header.get("more")
+    listed = more.get("operators") if isinstance(more, dict) else None
+    counts = count_stages(history) if listed else {}
+    groups = [one for one in listed or () if isinstance(one, list) and len(one) == 2]
+    found = [merge_counts(str(name), counts, map(str, stages)) for name, stages in groups]
+    operators = [one for one in found if one is not None]
+    if not operators:
+        return []
+    total = sum(one.seconds for one in operators)
+    rows: list[tuple[str, ...]] = [("operator", "rows in", "out", "dropped", "failed", "us per row", "share of time")]
+    for one in operators:
+        each = format_number(round(1e6 * one.seconds / one.items_in, 1)) if one.items_in else "-"
+        share = format_percent(one.seconds / total) if total else "-"
+        numbers = (one.items_in, one.items_out, one.dropped, one.failed)
+        rows.append((one.name, *map(str, numbers), each, share))
+    last = f"time in operators: {format_duration(total)}, all workers together"
+    return [*fit_table(rows, width or terminal_width()), last]
 
 
 def node_lines(summary: RunSummary, width: int | None = None) -> list[str]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.monitor import resource_analysis
 from dovetail.observe.run_folder import number_field, read_json_object
-from dovetail.observe.text_format import format_count, format_number, format_percent
 from dovetail.resources.sizes import format_exact_size, format_size
+from dovetail.text_format import format_count, format_number, format_percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

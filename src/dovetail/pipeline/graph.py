@@ -31,7 +31,7 @@ def pipeline_problems(stages: Sequence[object], name: object) -> list[Located]:
             wrong = stage_problems(stage, _stage_label(stage, number))
             found += [(("stages", number, field), problem) for field, problem in wrong]
         else:
-            message = f"stage {number + 1}: {short_repr(stage)} is not a dt.Stage"
+            message = f"stage {number + 1}: {short_repr(stage)} is not a dt.Stage or a function"
             found.append((("stages", number), Problem("DT034", message, fixes=(PIPELINE_EXAMPLE,))))
     usable = {number: stage for number, stage in enumerate(stages) if isinstance(stage, Stage)}
     named = {number: stage for number, stage in usable.items() if _is_named(stage)}

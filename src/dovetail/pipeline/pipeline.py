@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, PipelineError, Problem, argument_problem, did_you_mean, short_repr
@@ -16,19 +17,29 @@ from dovetail.pipeline.graph import (
     stage_edges,
     topological_order,
 )
-from dovetail.pipeline.stage import Stage
-from dovetail.pipeline.stage_fields import DEFAULTS, default_problems
+from dovetail.pipeline.stage import Stage, function_name
+from dovetail.pipeline.stage_fields import DEFAULTS, NAME_LIMIT, default_problems, similar_name
+from dovetail.text_format import html_table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.pipeline.pipeline_file import ParsedPipelineFile
+    from dovetail.pipeline.stage import Run
 
 
-@dataclass(frozen=True, init=False)
+MAX_NAMES_SHOWN = 8
+"""Stages in the repr of a pipeline."""
+
+
+@dataclass(frozen=True, init=False, repr=False)
 class Pipeline:
     """Stages, each after the one before it unless it has `after`. A stage with several parents gets the union of their
-    items; an item goes to every child."""
+    items; an item goes to every child.
+
+    A function, a class or "package.module:name" in place of a stage is a stage with its name and the default settings:
+    `dt.Pipeline([clean, Score])`. If the name is taken, a number is added: clean, clean_2.
+    """
 
     stages: tuple[Stage, ...]
     name: str
@@ -38,11 +49,11 @@ class Pipeline:
     _children: Edges = field(compare=False, repr=False)
 
     def __init__(
-        self, stages: Iterable[Stage], name: str = "pipeline", *, defaults: Mapping[str, Any] | None = None
+        self, stages: Iterable[Stage | Run], name: str = "pipeline", *, defaults: Mapping[str, Any] | None = None
     ) -> None:
         """`defaults` are values for all stages that do not have their own: {"on_error": "skip", "retries": 2}."""
         problems = _default_problems(defaults)
-        given = _with_defaults(_listed(stages), {} if problems or defaults is None else defaults)
+        given = _with_defaults(_with_names(_listed(stages)), {} if problems or defaults is None else defaults)
         problems += [problem for _, problem in pipeline_problems(given, name)]
         if problems:
             raise PipelineError(problems)
@@ -54,6 +65,24 @@ class Pipeline:
     def _set(self, **values: object) -> None:
         for key, value in values.items():
             object.__setattr__(self, key, value)
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name}: {_shortened([stage.name for stage in self.stages])}>"
+
+    def _repr_html_(self) -> str:
+        columns = ("stage", "after", "run", "one worker", "batch_size", "workers")
+        rows = [
+            (
+                stage.name,
+                ", ".join(self._parents[stage.name]) or "the source",
+                stage.run if isinstance(stage.run, str) else function_name(stage.run),
+                stage.shape.describe(),
+                stage.batch_size,
+                stage.workers,
+            )
+            for stage in self.stages
+        ]
+        return html_table(f"Pipeline {self.name}", columns, rows)
 
     def __iter__(self) -> Iterator[Stage]:
         return iter(self.stages)
@@ -147,6 +176,28 @@ def _near_default(name: object) -> str:
 
 def _with_defaults(stages: tuple[Any, ...], defaults: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(stage.with_defaults(defaults) if isinstance(stage, Stage) else stage for stage in stages)
+
+
+def _with_names(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Functions as stages with their names; anything else that is not a stage stays, and is reported as a problem."""
+    taken = {stage.name for stage in given if isinstance(stage, Stage)}
+    stages = []
+    for one in given:
+        if isinstance(one, Stage) or not (callable(one) or (isinstance(one, str) and ":" in one)):
+            stages.append(one)
+            continue
+        base = similar_name(function_name(one))
+        numbers = (f"{base[: NAME_LIMIT - 8]}_{number}" for number in count(2))
+        name = base if base not in taken else next(name for name in numbers if name not in taken)
+        taken.add(name)
+        stages.append(Stage(name, one))
+    return tuple(stages)
+
+
+def _shortened(names: list[str]) -> str:
+    """'a, b, c' or 'a, b, c and 4 more'."""
+    more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
+    return ", ".join(names[:MAX_NAMES_SHOWN]) + more
 
 
 def _listed(stages: object) -> tuple[Any, ...]:

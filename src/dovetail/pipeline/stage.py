@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -139,6 +140,16 @@ def _plain(value: object) -> object:
 
 def _inner(run: object) -> object:
     return run.fn if isinstance(run, Each) else run
+
+
+def function_name(run: object) -> str:
+    """The name of a function, of a class, or of an object's class; of "package.module:name", the last part."""
+    inner = _inner(run)
+    if isinstance(inner, str):
+        return inner.rpartition(":")[2].rpartition(".")[2]
+    if isinstance(inner, partial):
+        return function_name(inner.func)
+    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def is_class(run: object) -> bool:

@@ -17,7 +17,6 @@ from dovetail.engines.ray.address import AddressKind, RayAddress, is_ray_engine
 from dovetail.errors import ConfigError, DovetailError, InfeasibleError, Problem
 from dovetail.observe.history import RECIPE_FILE_KEY, run_status
 from dovetail.observe.run_folder import list_runs, read_json_object
-from dovetail.observe.text_format import format_duration
 from dovetail.pipeline.units import fuse_stages
 from dovetail.recipes.column_check import missing_columns, sample_rows
 from dovetail.recipes.file_keys import STDIN_SOURCE, value_or_default
@@ -25,6 +24,7 @@ from dovetail.recipes.recipe import recipe_run_spec
 from dovetail.recipes.recipe_plan import explain_infeasible, plan_notes
 from dovetail.resources.cluster import Cluster
 from dovetail.runtime.place import LOCAL_ENGINE, configured_place, described_cluster
+from dovetail.text_format import format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path

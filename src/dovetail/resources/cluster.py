@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ClusterError, Problem
 from dovetail.resources import cluster_spec
 from dovetail.resources.gpu_models import card_model, model_key
-from dovetail.resources.sizes import format_exact_size, format_milli, parse_size
+from dovetail.resources.sizes import format_exact_size, format_milli, format_size, parse_size
+from dovetail.text_format import html_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -89,13 +90,13 @@ class Node:
     def usable_cpu_milli(self) -> int:
         return self.cpu_milli - self.kept_back_milli
 
-    def spec(self) -> str:
-        """The node without its name, as `Cluster.parse` reads it."""
+    def spec(self, *, exact: bool = True) -> str:
+        """The node without its name, as `Cluster.parse` reads it. Not exact: sizes with three digits, for display."""
         parts = [f"{format_milli(self.cpu_milli)}cpu"]
         if self.kept_back_milli:
             parts.append(f"keep {format_milli(self.kept_back_milli)}cpu")
         if self.memory_bytes:
-            parts.append(format_exact_size(self.memory_bytes))
+            parts.append(format_exact_size(self.memory_bytes) if exact else format_size(self.memory_bytes))
         parts += [f"{count}x{text}" for count, text in _runs(gpu.spec() for gpu in self.gpus)]
         parts += [f"{name}={format_milli(amount)}" for name, amount in self.custom]
         labels = ", ".join(f"{name}={value}" for name, value in self.labels)
@@ -176,9 +177,25 @@ class Cluster:
         gone = set(names)
         return replace(self, nodes=tuple(node for node in self.nodes if node.name not in gone))
 
-    def spec(self) -> str:
-        """A spec of one line that `parse` reads back; names that `parse` did not create are lost."""
-        return " + ".join(f"{count}x{text}" for count, text in _runs(node.spec() for node in self.nodes))
+    def spec(self, *, exact: bool = True) -> str:
+        """A spec of one line that `parse` reads back; names that `parse` did not create are lost. Not exact: with
+        rounded memory, for display."""
+        return " + ".join(f"{count}x{text}" for count, text in _runs(node.spec(exact=exact) for node in self.nodes))
+
+    def _repr_html_(self) -> str:
+        groups = [(len(nodes), nodes[0]) for nodes in (list(alike) for _, alike in groupby(self.nodes, Node.spec))]
+        rows = [
+            (
+                count,
+                node.name if count == 1 else f"{node.name}, ...",
+                format_milli(node.usable_cpu_milli),
+                format_size(node.memory_bytes) if node.memory_bytes else "",
+                ", ".join(f"{number}x{text}" for number, text in _runs(gpu.spec() for gpu in node.gpus)),
+                ", ".join(f"{name}={value}" for name, value in node.labels),
+            )
+            for count, node in groups
+        ]
+        return html_table("Cluster", ("nodes", "name", "CPUs", "memory", "GPUs", "labels"), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON and YAML, names included; equal neighbours with generated names are one entry."""

@@ -85,7 +85,7 @@ def admit(run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, w
         return Admission(alone)
     cluster = alone.cluster
     host = socket.gethostname()
-    machine = host if [node.name for node in cluster.nodes] == [host] else cluster.spec()
+    machine = host if [node.name for node in cluster.nodes] == [host] else cluster.spec(exact=False)
     book = MachineClaimStore(home_folder() / LEDGER_FILE, machine, cluster)
     grant = wait_for_claim(
         book, ClaimRequest(run), min_seats(alone), max_seats(alone), say=print_stderr, no_wait=not wait

@@ -139,7 +139,7 @@ def engine_errors(engine: object) -> Iterator[Problem]:
 
 def _pipeline_errors(pipeline: object, plan: object) -> Iterator[Problem]:
     if not isinstance(pipeline, Pipeline):
-        fixes = ('dt.Pipeline([dt.Stage("name", function)])',)
+        fixes = ("dt.run([function], source)", 'dt.Pipeline([dt.Stage("name", function)])')
         yield Problem("DT337", f"{short_repr(pipeline)} is not a Pipeline", fixes=fixes)
     elif plan is not None and not isinstance(plan, Plan):
         yield Problem("DT338", f"plan={short_repr(plan)} is not a Plan", fixes=("plan=dt.plan(pipeline, cluster)",))

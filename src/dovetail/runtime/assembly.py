@@ -7,6 +7,7 @@ The two differ only in their source and sink: `dt.run` reads a source and writes
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from dovetail.control.payload import SegmentSlice
     from dovetail.data.interfaces import SourceAndSink
     from dovetail.observe.profiles import ProfileKey
+    from dovetail.observe.progress import ProgressDisplay
     from dovetail.observe.run_folder import RunFolder
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
@@ -53,6 +55,8 @@ FIRST_REPLAN_S = 1.0
 LOOP_TICK_S = 1.0
 REFRESH_TIMEOUT_S = 0.5
 """Time that a request for the status waits for the latest figures."""
+DRAIN_ESTIMATE_TIMEOUT_S, DRAIN_POLL_S = 0.3, 0.01
+"""Time that the loop has to handle a drain before its duration is estimated."""
 MAX_FAILED_ITEM_BYTES = 256 << 20
 """Size limit of the failed items that a durable run keeps for a retry."""
 
@@ -176,11 +180,22 @@ class AdmittedRun:
                 )
             )
         observers += self._optional_observers(controller, units, resume)
+        display = self._progress_display(controller)
+        observers += [] if display is None else [display]
         control_socket = ControlSocket(self.folder.path, on_command or partial(_on_control_command, engine))
         undo.callback(control_socket.close)
         control_socket.start()
         return ActiveRun(
-            self.admission, self.folder, self.lock, engine, controller, recorder, observers, telemetry, control_socket
+            self.admission,
+            self.folder,
+            self.lock,
+            engine,
+            controller,
+            recorder,
+            observers,
+            telemetry,
+            control_socket,
+            display,
         )
 
     def _recorder(
@@ -226,12 +241,15 @@ class AdmittedRun:
             from dovetail.observe.worker_logs import LogPrinter
 
             found.append(LogPrinter(self.folder.logs))
-        progress = self.launch_options.progress
-        if progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
-            from dovetail.observe.progress import ProgressDisplay
-
-            found.append(ProgressDisplay(self._shown_view(controller), name=self.admission.plan.name))
         return found
+
+    def _progress_display(self, controller: StreamController) -> ProgressDisplay | None:
+        progress = self.launch_options.progress
+        if not (progress or (progress is None and sys.stderr is not None and sys.stderr.isatty())):
+            return None
+        from dovetail.observe.progress import ProgressDisplay  # late, like the other optional observers
+
+        return ProgressDisplay(self._shown_view(controller), name=self.admission.plan.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +265,7 @@ class ActiveRun:
     observers: list[Observer]
     telemetry: DelayedTelemetry
     control_socket: ControlSocket
+    display: ProgressDisplay | None
 
     @property
     def plan(self) -> Plan:
@@ -270,6 +289,21 @@ class ActiveRun:
 
     def load_key(self, part: SegmentSlice) -> tuple[int, ...]:
         return _load_key(self.engine, part)
+
+    def announce_drain(self, signal_name: str) -> str:
+        """Show that the run is being drained, and how long that takes. Returns the text to print, or nothing if the
+        live display shows it. Called in a signal handler, after the drain was requested."""
+        from dovetail.observe.progress import stop_notice  # late: most runs are not interrupted
+
+        if self.display is not None and self.display.show_stop(signal_name):
+            return ""
+        end = time.monotonic() + DRAIN_ESTIMATE_TIMEOUT_S
+        while self.state is RunState.RUNNING and time.monotonic() < end:
+            time.sleep(DRAIN_POLL_S)
+        drain_s = None
+        with suppress(Exception):  # the loop may change the state while it is read
+            drain_s = self.controller.view(self.engine.now()).drain_s
+        return f"\n{stop_notice(drain_s, signal_name)}\n"
 
     def refresh_status(self) -> None:
         """Writes the current figures to the run folder, and waits for that."""

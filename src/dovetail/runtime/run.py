@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from dovetail.control.commands import Deliver
 from dovetail.control.lifecycle import RunState
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from dovetail.data.commit_log import CommitLog
     from dovetail.data.commit_sink import CommitSink
     from dovetail.data.interfaces import RunOutputs, Source
+    from dovetail.pipeline.stage import Run as StageFunction
+    from dovetail.pipeline.stage import Stage
     from dovetail.resources.cluster import Cluster
     from dovetail.runtime.assembly import ActiveRun
     from dovetail.runtime.failed_item_retry import FailedItemRetry
@@ -65,7 +67,7 @@ class Startable(Protocol):
 
 
 def run(
-    pipeline: Pipeline | Startable,
+    pipeline: Pipeline | Startable | Sequence[Stage | StageFunction],
     source: Any = (),
     engine: str | None = None,
     cluster: Cluster | str | None = None,
@@ -119,12 +121,15 @@ def run(
     `profiles=False` plans without measurements of earlier runs. `what` and `more` are stored in run.json.
     `counts` returns the progress in another unit than items, such as rows, for displays and summaries.
 
-    Instead of a pipeline, `dt.run` takes a recipe (`dt.Recipe.load`). Source, sink, engine, mode, ordered and
-    max_errors are then those of the recipe, unless given here.
+    Instead of a pipeline, `dt.run` takes a list of functions, classes and stages, `dt.run([clean, Score], "in.jsonl")`,
+    which becomes a `dt.Pipeline`; or a recipe (`dt.Recipe.load`). For a recipe, source, sink, engine, mode,
+    ordered and max_errors are those of the recipe, unless given here.
     """
     verbosity = configured("verbosity")
     verbose = verbose or verbosity == VERBOSE
     progress = False if progress is None and verbosity == QUIET else progress
+    if isinstance(pipeline, list | tuple):
+        pipeline = Pipeline(pipeline)
     if not isinstance(pipeline, Pipeline) and isinstance(pipeline, Startable):
         own = {"source": source or None, "engine": engine, "mode": mode, "ordered": ordered, "sink": sink}
         own |= {"max_errors": max_errors}
@@ -157,7 +162,7 @@ def run(
     flags |= {"force_resume": force_resume, "profiles": profiles}
     check_arguments(pipeline, source, engine, plan, options, max_errors, limit, run_dir, flags, share, env_from)
     request = RunRequest(
-        pipeline=pipeline,
+        pipeline=cast("Pipeline", pipeline),  # `check_arguments` refuses anything else
         source=source,
         engine=engine,
         cluster=cluster,

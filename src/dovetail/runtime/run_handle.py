@@ -249,9 +249,22 @@ class Run(RunHandle):
         return list(self._files)
 
     def __repr__(self) -> str:
-        return f"<Run {self.folder.name}: {'ended' if self.done else 'running'}>"
+        """One line from run.json, which is up to date within two seconds."""
+        from dovetail.observe.run_folder import RunFolder, read_json_object  # late: not needed to start a run
+        from dovetail.observe.summary_text import header_text
+
+        header = read_json_object(RunFolder(self.folder).header)
+        text = header_text(header) if header else "its folder was removed"
+        return f"<Run {self.folder.name}: {text}>"
+
+    def _repr_html_(self) -> str:
+        return self.stats._repr_html_()
 
     # --- end
+
+    def announce_drain(self, signal_name: str = "Ctrl-C") -> str:
+        """Show that the run stops at the next epoch. Returns the text to print, if no live display shows it."""
+        return self._active.announce_drain(signal_name)
 
     def drain(self, reason: str = "asked") -> None:
         """Stop reading input, finish the work in flight, then end."""
@@ -286,9 +299,9 @@ class Run(RunHandle):
         """The first Ctrl-C drains, the second stops."""
         self._interrupts += 1
         if self._interrupts == 1 and not self.done:
-            with suppress(RuntimeError, OSError):  # the signal may have interrupted a print
-                print("\ndraining: finishing the work in flight; Ctrl-C again stops immediately", file=sys.stderr)  # noqa: T201
             self.drain("Ctrl-C")
+            with suppress(RuntimeError, OSError):  # the signal may have interrupted a print
+                print(self.announce_drain(), file=sys.stderr, end="", flush=True)  # noqa: T201
             return
         self.cancel("Ctrl-C twice")
         raise KeyboardInterrupt
@@ -324,21 +337,9 @@ def _fixes_with_resume(fix: str, folder: Path) -> tuple[str, ...]:
 
 
 def _resume_hint(folder: Path) -> str:
-    """Instruction to resume the run, if it can be resumed: as it was started, by the command line or by a program."""
-    from dovetail.observe.run_folder import (
-        RunFolder,
-        read_json_object,
-        run_reference,  # late: most runs end well
-    )
+    from dovetail.observe.run_folder import resume_instruction  # late: most runs end well
 
-    run = RunFolder(folder)
-    if not run.is_resumable:
-        return ""
-    more = read_json_object(run.header).get("more")
-    if isinstance(more, dict) and "asked" in more:
-        return f"dovetail run --resume {run_reference(folder)}"
-    where = folder.name if run_reference(folder) == folder.name else str(folder)
-    return f'dt.run(..., resume="{where}") with the same arguments'
+    return resume_instruction(folder)
 
 
 def _run_error(failure: RunFailure, summary: RunSummary | None, folder: Path) -> DovetailError:

@@ -62,7 +62,7 @@ class Randomness:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Result of a simulated run; `str()` of it is the summary that a real run prints at its end."""
+    """Result of a simulated run; `str()` of it has all figures, as `dovetail status` shows them for a real run."""
 
     plan: Plan
     summary: RunSummary

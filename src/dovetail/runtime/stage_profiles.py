@@ -20,10 +20,10 @@ from dovetail.control.commands import RunBatches
 from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost
 from dovetail.errors import DovetailError
 from dovetail.observe.profiles import SMALL_SAMPLE_ITEMS, ProfileKey, StageMeasurement, read_profile, write_profiles
-from dovetail.observe.text_format import format_count, format_duration
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.scheduling.demand import Profile
 from dovetail.streaming.settings import StreamOptions
+from dovetail.text_format import format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,6 +12,7 @@ from dovetail.pipeline.stage import is_async
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.sizes import format_exact_size, format_size
 from dovetail.scheduling.planner import plan as make_plan
+from dovetail.text_format import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,7 +46,7 @@ class Improvement:
     """Increase of the rate as a share of it."""
 
     def lines(self, surface: Surface) -> list[str]:
-        rate = f"{self.rate:.4g} items/s (+{100 * self.gain:.0f} %)"
+        rate = f"{format_number(self.rate)} items/s (+{100 * self.gain:.0f} %)"
         return [self.reason, f"  {surface.fix(self.change)}  # {rate}"]
 
     def to_dict(self, surface: Surface) -> dict[str, object]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dovetail.errors import InfeasibleError
 from dovetail.resources.sizes import format_milli
 from dovetail.scheduling.sizing import Sizing, size_units
+from dovetail.text_format import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +137,8 @@ def _worker_count_warnings(units: list[UnitPlan], ledger: Ledger, chosen: ModeCh
     how = "all at once" if len(other.waves) == 1 else f"in {len(other.waves)} waves"
     names = ", ".join(unit.name for unit in pinned)
     return (
-        f"without the worker counts of {names} it would run {how} at {other.rate:.4g} items/s, not {chosen.rate:.4g}",
+        f"without the worker counts of {names} it would run {how} at {format_number(other.rate)} items/s, "
+        f"not {format_number(chosen.rate)}",
     )
 
 

@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.documents import Document, validate_document
 from dovetail.errors import ClusterError, ConfigError, LedgerError, Problem
+from dovetail.pipeline.units import short_unit_name
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.seat import Seat
 from dovetail.resources.shape import Shape
 from dovetail.scheduling.demand import ASSUMED, Demand
+from dovetail.text_format import format_count, format_number, format_rate, html_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PLAN_VERSION = 2
+MAX_UNITS_NAMED = 4
+"""Units that a plan of one line names."""
 UNKNOWN = "unknown"
 """Text of a speed that was not measured."""
 
@@ -60,10 +64,10 @@ class UnitPlan(Demand):
 
     def rate_text(self) -> str:
         """Items per second of one worker."""
-        return f"{self.rate:.4g}" if self.has_known_rate else UNKNOWN
+        return format_number(self.rate) if self.has_known_rate else UNKNOWN
 
     def throughput_text(self) -> str:
-        return f"{self.throughput:.4g}" if self.has_known_rate else UNKNOWN
+        return format_number(self.throughput) if self.has_known_rate else UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class PlannedUse:
     total: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Plan of a pipeline: worker counts, seats, predicted rate, bound, bottleneck and reasons."""
 
@@ -218,21 +222,28 @@ class Plan:
             fixes = ("plan again: dovetail plan FILE --out plan.json",)
             raise ConfigError(Problem("DT037", message, tuple(changes), fixes))
 
-    def _repr_html_(self) -> str:
-        import html  # only notebooks need it
+    def __repr__(self) -> str:
+        return f"<Plan {self.name}: {self.mode}, {self.worker_text()}; {self.rate_text()}>"
 
-        rows = "".join(
-            f"<tr><td>{html.escape(unit.name)}</td><td>{unit.workers}</td><td>{unit.rate_text()}</td>"
-            f"<td>{unit.throughput_text()}</td><td>{html.escape(unit.shape.describe())}</td></tr>"
+    def worker_text(self) -> str:
+        """'read 1 worker, caption 4 workers', or the total of many stages."""
+        if len(self.units) > MAX_UNITS_NAMED:
+            return f"{format_count(sum(unit.workers for unit in self.units), 'worker')} of {len(self.units)} stages"
+        return ", ".join(f"{short_unit_name(unit.name)} {format_count(unit.workers, 'worker')}" for unit in self.units)
+
+    def rate_text(self) -> str:
+        """'176/s predicted, limited by caption'."""
+        if self.rate is None or self.bottleneck is None:
+            return "rate unknown"
+        return f"{format_rate(self.rate)} predicted, limited by {short_unit_name(self.bottleneck)}"
+
+    def _repr_html_(self) -> str:
+        columns = ("stage", "workers", "items/s each", "items/s", "one worker")
+        rows = [
+            (unit.name, unit.workers, unit.rate_text(), unit.throughput_text(), unit.shape.describe())
             for unit in self.units
-        )
-        name = html.escape(self.name)
-        speed = "speed unknown"
-        if self.rate is not None and self.bottleneck is not None:
-            speed = f"{self.rate:.4g} items/s, bottleneck {html.escape(self.bottleneck)}"
-        head = f"<b>{name}</b>: {self.mode}, {speed}"
-        columns = "".join(f"<th>{name}</th>" for name in ("unit", "workers", "items/s each", "items/s", "one worker"))
-        return f"<div>{head}<table><tr>{columns}</tr>{rows}</table></div>"
+        ]
+        return html_table(f"{self.name}: {self.mode}, {self.rate_text()}", columns, rows)
 
 
 def cluster_changes(old: Cluster, new: Cluster) -> list[str]:

@@ -12,6 +12,7 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.sizes import format_milli, format_size
 from dovetail.scheduling.modes import choose_mode
 from dovetail.scheduling.predicted_rate import predict_rate
+from dovetail.text_format import fit_table, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,12 +23,20 @@ if TYPE_CHECKING:
 
 MAX_NODES_SHOWN = 4
 MAX_UNITS_SHOWN = 4
+MAX_WIDTH = 1000
+"""Width of a table that need not fit a terminal."""
 RATE_SOURCE_MARKS = {"measured": ("^", "measured")}
 
 
-def plan_text(plan: Plan) -> str:
-    """Full text of a plan."""
-    lines = [*headline_lines(plan), "", *unit_table(plan), "", "in use" if len(plan.waves) == 1 else "in use, at most"]
+def plan_text(plan: Plan, width: int | None = None) -> str:
+    """Full text of a plan. `width`: columns that the table has to fit."""
+    lines = [
+        *headline_lines(plan),
+        "",
+        *unit_table(plan, width),
+        "",
+        "in use" if len(plan.waves) == 1 else "in use, at most",
+    ]
     lines += [f"  {line}" for line in use_lines(plan)]
     lines += ["", "how it was sized"]
     lines += [f"  {line}" for line in plan.phases]
@@ -35,23 +44,23 @@ def plan_text(plan: Plan) -> str:
     if more:
         lines += ["", "what one more would bring"]
         width = max(len(what) for what, _ in more)
-        lines += [f"  {what:{width}}  {rate:.4g} items/s ({_gain_text(plan, rate)})" for what, rate in more]
+        lines += [f"  {what:{width}}  {format_number(rate)} items/s ({_gain_text(plan, rate)})" for what, rate in more]
     others = list(rates_in_other_modes(plan))
     if others and len(plan.units) > 1:
         lines += ["", "the other modes; between waves everything waits on disk"]
-        lines += [f"  {mode:10}  {rate:.4g} items/s ({_gain_text(plan, rate)})" for mode, rate in others]
+        lines += [f"  {mode:10}  {format_number(rate)} items/s ({_gain_text(plan, rate)})" for mode, rate in others]
     lines += ["", "notes", *(f"  {note}" for note in plan.notes)]
     return "\n".join(lines)
 
 
 def headline_lines(plan: Plan) -> list[str]:
-    title = f"{plan.name} on {plan.cluster.spec()}"
+    title = f"{plan.name} on {plan.cluster.spec(exact=False)}"
     if plan.rate is None or plan.bound is None or plan.bottleneck is None:
         return [title, f"  rate unknown: {_unmeasured_text(plan)}", f"  {plan.reason}"]
-    share = 100 * plan.rate / plan.bound
+    bound = f"{100 * plan.rate / plan.bound:.1f} % of the bound {format_number(plan.bound)} set by {plan.binding}"
     return [
         title,
-        f"  {plan.rate:.4g} items/s, {share:.1f} % of the bound {plan.bound:.4g} set by {plan.binding}",
+        f"  {format_number(plan.rate)} items/s, {bound}",
         f"  bottleneck: {short_unit_name(plan.bottleneck)}; {plan.reason}",
     ]
 
@@ -64,7 +73,8 @@ def _unmeasured_text(plan: Plan) -> str:
     return f"no measurement of {', '.join(unknown[:MAX_UNITS_SHOWN])}{more}"
 
 
-def unit_table(plan: Plan) -> list[str]:
+def unit_table(plan: Plan, width: int | None = None) -> list[str]:
+    """A row per unit. `width`: columns to fit; nodes, resources and names are cut, in this order."""
     waves = len(plan.waves) > 1
     header = ["wave"] * waves + ["stage", "workers", "items/s each", "items/s", "one worker", "nodes"]
     rows = [header]
@@ -80,8 +90,8 @@ def unit_table(plan: Plan) -> list[str]:
         rows.append(
             [str(unit.wave + 1)] * waves + [*cells, unit.shape.describe(), _nodes_text(plan.seats[unit.stages[0]])]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    last = len(header) - 1
+    lines = fit_table(rows, width or MAX_WIDTH, left=len(header), cut=(last, last - 1, int(waves)))
     sources = {unit.rate_source for unit in plan.units}
     legend = [f"{sign} {words}" for source, (sign, words) in RATE_SOURCE_MARKS.items() if source in sources]
     limits = ["* limits the rate"] if plan.bottleneck is not None else []
@@ -113,11 +123,11 @@ def stage_text(plan: Plan, stage: str) -> str:
 def _worker_count_lines(plan: Plan, unit: UnitPlan) -> list[str]:
     lines = [f"{unit.name}: {unit.workers} workers, each {unit.shape.describe()}"]
     if unit.has_known_rate:
-        one = f"{unit.rate:.4g} items/s in ({unit.rate_source})"
-        total = "" if plan.rate is None else f"; the plan runs at {plan.rate:.4g}"
+        one = f"{format_number(unit.rate)} items/s in ({unit.rate_source})"
+        total = "" if plan.rate is None else f"; the plan runs at {format_number(plan.rate)}"
         lines += [
-            f"  one worker takes {one}; it gets {unit.per_source:.4g} items per source item",
-            f"  together they sustain {unit.throughput:.4g} source items/s{total}",
+            f"  one worker takes {one}; it gets {format_number(unit.per_source)} items per source item",
+            f"  together they sustain {format_number(unit.throughput)} source items/s{total}",
         ]
     else:
         lines.append("  the speed of one worker is unknown")

@@ -18,6 +18,7 @@ from dovetail.scheduling.packing import NodeFiller, group_nodes, seats_by_unit
 from dovetail.scheduling.plan import Plan, PlannedUse, UnitPlan
 from dovetail.scheduling.predicted_rate import predict_rate
 from dovetail.scheduling.sizing import Sizing, add_headroom, resource_limits
+from dovetail.text_format import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -173,9 +174,11 @@ def _measured_limits(waves: Sequence[Sequence[UnitPlan]], cluster: Cluster, rate
     cpu_s = max(sum(unit.cpu_s_per_source_item for unit in wave) for wave in waves)
     if cpu_s:
         cpus = sum(node.cpu_milli for node in cluster.nodes) / 1000
-        lines.append(f"CPU time: at most {cpus / cpu_s:.4g} items/s, {1000 * cpu_s:.3g} ms per item were measured")
+        lines.append(
+            f"CPU time: at most {format_number(cpus / cpu_s)} items/s, {1000 * cpu_s:.3g} ms per item were measured"
+        )
     if rates.source_rate is not None:
-        lines.append(f"source: at most {rates.source_rate:.4g} items/s were measured")
+        lines.append(f"source: at most {format_number(rates.source_rate)} items/s were measured")
     return lines
 
 
@@ -197,7 +200,7 @@ def _phase_lines(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headr
     return [
         f"manual: {', '.join([*manual, *ranged]) or 'no counts are given'}",
         "minimum: every unit has at least one worker",
-        f"throughput: {counts} for {sizing.rate:.4g} items/s"
+        f"throughput: {counts} for {format_number(sizing.rate)} items/s"
         if all(unit.has_known_rate for unit in units)
         else f"throughput: {counts} with assumed speeds",
         f"headroom up to {headroom:g} x the slowest: "

@@ -11,6 +11,7 @@ from dovetail.control.lifecycle import WorkerState
 from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
 from dovetail.scheduling.replan.steps import replan
 from dovetail.streaming.reserved_capacity import is_staying
+from dovetail.text_format import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,7 +131,7 @@ class Replanner:
         self.predicted_rate, self.bottleneck = rate, "source"
         self._calm_intervals = min(2 * self._calm_intervals, MAX_INTERVALS_BETWEEN_REPLANS)
         self._intervals_left = self._calm_intervals
-        text = f"the source is the bottleneck: {rate:.4g} items/s, and every unit waits for it"
+        text = f"the source is the bottleneck: {format_number(rate)} items/s, and every unit waits for it"
         state.add_note("look", text, rate=rate, bottleneck="source")
         for unit in state.units:
             unit.reset_message_ends()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dovetail.resources.ledger import Ledger
 from dovetail.scheduling.packing import NodeFiller, group_nodes
 from dovetail.scheduling.replan.snapshot import PlannedStart, PlannedStop, WorkerPhase
+from dovetail.text_format import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -463,8 +464,9 @@ class LayoutDiff:
             return f"{target.unit.name} keeps {after} workers: one moves here"
         if not target.limits_rate:
             return f"{target.unit.name} goes from {before} to {after} workers without a rate"
-        speed = f"{target.demand.speed:.4g} items/s"
-        return f"{target.unit.name} goes from {before} to {after} workers of {speed} for {self.rate:.4g} items/s"
+        speed = f"{format_number(target.demand.speed)} items/s"
+        rate = f"{format_number(self.rate)} items/s"
+        return f"{target.unit.name} goes from {before} to {after} workers of {speed} for {rate}"
 
     def stops(self) -> Iterator[PlannedStop]:
         found = dict(self.initial.must_stop)

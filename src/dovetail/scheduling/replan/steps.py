@@ -23,6 +23,7 @@ from dovetail.scheduling.replan.seat_assignment import (
 )
 from dovetail.scheduling.replan.snapshot import Replan, ReplanRules
 from dovetail.scheduling.replan.targets import unit_targets
+from dovetail.text_format import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -306,7 +307,7 @@ def _has_space(layout: Layout, target: UnitTarget) -> bool:
 
 def _comparison_text(scored: Sequence[ScoredLayout], changes: int) -> str:
     best = max(one.rate for one in scored)
-    fastest = f", the fastest with {best:.4g} items/s" if best < MAX_SPEED else ""
+    fastest = f", the fastest with {format_number(best)} items/s" if best < MAX_SPEED else ""
     result = "no change gains enough"
     if changes:
         result = f"{changes} workers change" if changes > 1 else "1 worker changes"
@@ -326,7 +327,7 @@ def _summary_text(rate_before: float, rate_after: float, bottleneck: str) -> str
     if not math.isfinite(rate_after):
         return "no unit has a rate yet"
     before = rate_before if math.isfinite(rate_before) else 0.0
-    return f"{bottleneck} limits the pipeline: {before:.4g} -> {rate_after:.4g} items/s"
+    return f"{bottleneck} limits the pipeline: {format_number(before)} -> {format_number(rate_after)} items/s"
 
 
 def _missing_worker_lines(targets: Sequence[UnitTarget], layout: Layout) -> list[str]:

@@ -1,16 +1,17 @@
-"""Formatting of durations, rates, counts and tables."""
+"""Numbers, durations, rates and tables as people read them; for sizes in bytes see `resources/sizes.py`."""
 
 from __future__ import annotations
 
 import math
-import shutil
 import textwrap
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+Paint = Callable[[str, str], str]
+"""Colours a text; the second argument is good, bad, warning, strong or dim."""
 
 BARS = "▁▂▃▄▅▆▇█"
 DEFAULT_WIDTH = 80
@@ -46,6 +47,8 @@ def format_duration(seconds: float) -> str:
 
 def format_number(value: float) -> str:
     """Three digits with a suffix: '7', '12.3', '45.6k', '1.2M'."""
+    if not math.isfinite(value):
+        return "-"
     for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= least:
             return f"{_three_digits(value / unit)}{letter}"
@@ -64,15 +67,13 @@ def format_percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
-def format_amount(name: str, value: float) -> str:
-    """An amount of a resource, from its integer unit, as in scheduling.plan.Use."""
-    if "memory" in name:
-        return format_size(round(value))
-    return format_number(value if name in ("NVDECs", "NVENCs") else value / 1000)
-
-
 def format_count(count: int, one: str, many: str = "") -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def plain(text: str, style: str) -> str:  # noqa: ARG001 - the signature of a `Paint`
+    """A `Paint` without colours."""
+    return text
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
@@ -88,13 +89,13 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     return "".join(BARS[min(len(BARS) - 1, max(0, math.ceil(mean / top * len(BARS)) - 1))] for mean in means)
 
 
-def terminal_width() -> int:
-    """Columns of the terminal; 80 where the output is not a terminal."""
-    return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
-
-
 def cut_text(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+
+
+def cut_path(path: str, width: int) -> str:
+    """A path that is cut at its start, so that the name of the file stays."""
+    return path if len(path) <= width else f"…{path[len(path) - max(1, width - 1) :]}"
 
 
 def wrap_labelled(line: str, width: int) -> list[str]:
@@ -104,12 +105,16 @@ def wrap_labelled(line: str, width: int) -> list[str]:
     )
 
 
-def fit_table(rows: Sequence[Sequence[str]], width: int, *, left: int = 1, cut: int = 0) -> list[str]:
-    """Aligned columns that fit the width: cells of column `cut` are shortened."""
+def fit_table(rows: Sequence[Sequence[str]], width: int, *, left: int = 1, cut: int | Sequence[int] = 0) -> list[str]:
+    """Aligned columns that fit the width: cells of the columns `cut` are shortened, of the first one first."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     excess = sum(widths) + 2 * (len(widths) - 1) - width
-    limit = max(MIN_CUT_CHARS, widths[cut] - excess) if excess > 0 else widths[cut]
-    return align_table([(*row[:cut], cut_text(row[cut], limit), *row[cut + 1 :]) for row in rows], left)
+    for column in [cut] if isinstance(cut, int) else cut:
+        least = max(min(MIN_CUT_CHARS, widths[column]), len(rows[0][column]))
+        saved = min(max(0, excess), max(0, widths[column] - least))
+        widths[column] -= saved
+        excess -= saved
+    return align_table([tuple(map(cut_text, row, widths)) for row in rows], left)
 
 
 def align_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
@@ -122,3 +127,12 @@ def align_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A small table for notebooks: a title in bold and rows of cells. All texts are escaped."""
+    import html  # only notebooks need it
+
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<div><b>{html.escape(title)}</b><table><tr>{head}</tr>{body}</table></div>"

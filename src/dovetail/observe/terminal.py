@@ -1,0 +1,63 @@
+"""The terminal: its width, whether output may be coloured, and paths as people type them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from dovetail.text_format import DEFAULT_WIDTH
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+ColourMode = Literal["auto", "always", "never"]
+COLOUR_MODES: Final = ("auto", "always", "never")
+FORCE_VARIABLES = ("FORCE_COLOR", "CLICOLOR_FORCE")
+
+_chosen: list[ColourMode] = ["auto"]
+"""The mode of this process; a list, because it is replaced."""
+
+
+def choose_colour(mode: ColourMode) -> None:
+    """Set when output is coloured: "auto" follows the environment and the stream."""
+    _chosen[0] = mode
+
+
+def forced_colour() -> bool | None:
+    """True: coloured everywhere; False: nowhere; None: in terminals.
+
+    The option comes first, then NO_COLOR, then FORCE_COLOR and CLICOLOR_FORCE. An empty variable is as good as none,
+    and a force variable of 0 too.
+    """
+    if _chosen[0] != "auto":
+        return _chosen[0] == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if any(os.environ.get(name, "0") not in ("", "0") for name in FORCE_VARIABLES):
+        return True
+    return None
+
+
+def may_colour(stream: TextIO) -> bool:
+    forced = forced_colour()
+    return is_terminal(stream) if forced is None else forced
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that can overwrite lines and show colours."""
+    return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("dumb", "unknown")
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; 80 where the output is not a terminal."""
+    return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
+
+
+def display_path(path: str) -> str:
+    """A path inside the current folder is shown relative to it; anything else, such as a URL, as it is."""
+    try:
+        return str(Path(path).relative_to(Path.cwd())) if "://" not in path else path
+    except (ValueError, OSError):
+        return path
