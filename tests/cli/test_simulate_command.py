@@ -62,7 +62,7 @@ def test_speeds_of_earlier_runs_are_used_unless_asked_otherwise(
     assert run(tmp_path, "run", "p.yaml").returncode == 0
     after = run(tmp_path, *simulated)
     assert "note: the speed of measure was measured in 1 run" in after.stderr, after.stderr
-    assert "note: the speed of measure is not known" in run(tmp_path, *simulated, "--no-profiles").stderr
+    assert "note: no speed is known" in run(tmp_path, *simulated, "--no-profiles").stderr
 
 
 def test_a_recorded_simulation_replays_the_same(tmp_path: Path) -> None:
