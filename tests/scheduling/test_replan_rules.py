@@ -37,6 +37,25 @@ def test_a_starved_unit_gets_no_workers_while_one_before_it_is_backlogged() -> N
     assert replan(without_queues).counts == {"early": 4, "late": 8}
 
 
+def test_a_starved_unit_on_another_branch_than_the_backlogged_one_still_limits_the_rate() -> None:
+    first = UnitSnapshot("a", CPU, rate=2.0, backlogged=True, queued=100, ancestors=frozenset())
+    other = UnitSnapshot("b", CPU, rate=1.0, starved_s=50.0, ancestors=frozenset())
+    snapshot = Snapshot(dt.Cluster.parse("1x(12cpu)"), (first, other), cpu_workers(a=4, b=4))
+    assert replan(snapshot).counts == {"a": 6, "b": 6}, "the queue says a, the rates say b"
+    behind = replace(snapshot, units=(first, replace(other, ancestors=frozenset({"a"}))))
+    assert replan(behind).counts == {"a": 8, "b": 4}
+
+
+def test_of_two_backlogged_branches_the_slower_is_the_bottleneck() -> None:
+    read = UnitSnapshot("read", CPU, rate=1.0, queued=1, ancestors=frozenset())
+    slow = UnitSnapshot("slow", CPU, rate=1.4, backlogged=True, queued=100, ancestors=frozenset({"read"}))
+    fast = UnitSnapshot("fast", CPU, rate=2.8, backlogged=True, queued=100, ancestors=frozenset({"read"}))
+    snapshot = Snapshot(dt.Cluster.parse("1x(14cpu)"), (read, slow, fast), cpu_workers(read=4, slow=4, fast=4))
+    counts = replan(snapshot).counts
+    assert counts["slow"] > 4
+    assert counts["slow"] > counts["fast"]
+
+
 def test_a_backlogged_unit_is_preferred_to_one_with_a_lower_rate_and_no_backlog() -> None:
     early = UnitSnapshot("early", CPU, rate=1.0, queued=1)
     late = UnitSnapshot("late", CPU, rate=1.4, backlogged=True, queued=100)

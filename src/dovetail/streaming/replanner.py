@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ MESSAGES_PER_REPLAN = 2
 MAX_INTERVAL_S = 60.0
 MAX_NOISE_SHARE = 0.1
 """A gain above this share is never attributed to noise."""
+MAX_RELEVANT_SPEED_FACTOR = 2.0
+"""The uncertainty of a unit that is faster than this multiple of the slowest does not matter."""
 DEFAULT_HORIZON_S = 600.0
 MAX_CHANGES_IN_NOTE = 20
 
@@ -211,9 +214,18 @@ class Replanner:
         self._replan_due = True
 
     def _rules(self, snapshot: Snapshot) -> ReplanRules:
-        """Rules with a minimum gain above the uncertainty of the rates, so that noise does not move workers."""
+        """Rules with a minimum gain above the uncertainty of the rates, so that noise does not move workers. A unit that
+        is much faster than the slowest may be uncertain."""
         rules = self.state.options.rules
-        noise = 2 - 2 * min((unit.confidence for unit in snapshot.units if unit.rate is not None), default=1.0)
+        workers = Counter(worker.unit for worker in snapshot.workers)
+        known = [
+            (workers[unit.name] * unit.rate / (unit.per_source or 1.0), unit.confidence)
+            for unit in snapshot.units
+            if unit.rate is not None and workers[unit.name]
+        ]
+        slowest = min((speed for speed, _ in known), default=0.0)
+        sure = min((sure for speed, sure in known if speed <= MAX_RELEVANT_SPEED_FACTOR * slowest), default=1.0)
+        noise = 2 - 2 * sure
         return replace(rules, min_gain=max(rules.min_gain, min(noise, MAX_NOISE_SHARE)))
 
     def _fingerprint(self, unit: UnitState) -> tuple[float | None, bool, bool, int]:
@@ -280,6 +292,7 @@ class Replanner:
             setup_s=unit.throughput.setup_s or 0.0,
             drain_s=seconds * unit.message_items,
             finished=unit.finished,
+            ancestors=frozenset(parent.name for parent in _all_parents(unit)),
         )
 
     def _max_workers(self, unit: UnitState, rate: float | None, per_source: float) -> int | None:
@@ -367,3 +380,10 @@ def _worker_snapshot(worker: Worker) -> WorkerSnapshot:
 
 def _staying_workers(unit: UnitState) -> list[Worker]:
     return [worker for worker in unit.workers.values() if worker.state in (WorkerState.STARTING, WorkerState.READY)]
+
+
+def _all_parents(unit: UnitState) -> set[UnitState]:
+    found = set(unit.parents)
+    for parent in unit.parents:
+        found |= _all_parents(parent)
+    return found

@@ -63,6 +63,8 @@ class UnitSnapshot:
     """Time until a worker that is asked to stop has finished its work in flight."""
     finished: bool = False
     """It has no work left and will get none."""
+    ancestors: frozenset[str] | None = None
+    """Units whose output reaches it; None: all units before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,13 +137,15 @@ def _unmeasured_minimum(snapshot: Snapshot, unit: UnitSnapshot, count: int) -> t
 def _correct_by_queues(targets: list[UnitTarget], counts: Sequence[int]) -> list[UnitTarget]:
     """Correct the targets where queues contradict the rates.
 
-    A unit that starves behind a backlogged one does not limit the pipeline, however low its rate: it does not grow. The
-    last backlogged unit, in the order of the pipeline, is the bottleneck, because the backlog of the units before it
-    may only be backpressure. If the rates name another bottleneck, its workers are assumed to be no faster than the
-    pipeline, and it at most doubles, because the error of its rate is unknown.
+    A unit that starves behind a backlogged one does not limit the pipeline, however low its rate: it does not grow. A
+    backlogged unit without another one behind it is the bottleneck of its branch, because the backlog of the units
+    before it may only be backpressure. If the rates name another bottleneck, the workers of the slowest of them are
+    assumed to be no faster than the pipeline, and it at most doubles, because the error of its rate is unknown.
     """
-    last = max((i for i, target in enumerate(targets) if target.unit.backlogged and target.limits_rate), default=None)
-    if last is None or not counts[last]:
+    ancestors = _ancestors(targets)
+    backlogged = {i for i, target in enumerate(targets) if target.unit.backlogged and target.limits_rate}
+    ends = {i for i in backlogged if counts[i] and not any(i in ancestors[other] for other in backlogged)}
+    if not ends:
         return targets
     pace = min(
         (
@@ -155,13 +157,28 @@ def _correct_by_queues(targets: list[UnitTarget], counts: Sequence[int]) -> list
     )
     corrected = [
         _not_limiting(target, count)
-        if number > last and target.limits_rate and target.unit.starved_s > 0 and not target.unit.queued
+        if ends & ancestors[number]
+        and target.limits_rate
+        and target.unit.starved_s > 0
+        and not target.unit.queued
         else target
         for number, (target, count) in enumerate(zip(targets, counts, strict=True))
     ]
-    if counts[last] * targets[last].demand.speed > pace * (1 + 1e-9):
-        corrected[last] = _slowed_to_pace(targets[last], pace, counts[last])
+    slowest = min(ends, key=lambda number: (counts[number] * targets[number].demand.speed, number))
+    if counts[slowest] * targets[slowest].demand.speed > pace * (1 + 1e-9):
+        corrected[slowest] = _slowed_to_pace(targets[slowest], pace, counts[slowest])
     return corrected
+
+
+def _ancestors(targets: Sequence[UnitTarget]) -> list[set[int]]:
+    """Numbers of the units whose output reaches each unit."""
+    number_of = {target.unit.name: number for number, target in enumerate(targets)}
+    return [
+        set(range(number))
+        if target.unit.ancestors is None
+        else {number_of[name] for name in target.unit.ancestors if name in number_of}
+        for number, target in enumerate(targets)
+    ]
 
 
 def _not_limiting(target: UnitTarget, count: int) -> UnitTarget:
