@@ -214,8 +214,8 @@ class Replanner:
         self._replan_due = True
 
     def _rules(self, snapshot: Snapshot) -> ReplanRules:
-        """Rules with a minimum gain above the uncertainty of the rates, so that noise does not move workers. A unit that
-        is much faster than the slowest may be uncertain."""
+        """Rules with a minimum gain above the uncertainty of the rates, so that noise does not move workers. A unit
+        that is much faster than the slowest may be uncertain."""
         rules = self.state.options.rules
         workers = Counter(worker.unit for worker in snapshot.workers)
         known = [

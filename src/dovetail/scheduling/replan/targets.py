@@ -157,10 +157,7 @@ def _correct_by_queues(targets: list[UnitTarget], counts: Sequence[int]) -> list
     )
     corrected = [
         _not_limiting(target, count)
-        if ends & ancestors[number]
-        and target.limits_rate
-        and target.unit.starved_s > 0
-        and not target.unit.queued
+        if ends & ancestors[number] and target.limits_rate and target.unit.starved_s > 0 and not target.unit.queued
         else target
         for number, (target, count) in enumerate(zip(targets, counts, strict=True))
     ]
