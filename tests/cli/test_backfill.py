@@ -521,6 +521,31 @@ def test_the_fix_of_a_wrong_value_can_be_typed_instead(place: Tables, wrong: str
         assert done.returncode == 0, f"{fix}: {done.stderr}"
 
 
+def test_the_input_columns_of_the_fix_can_be_given_to_the_function(place: Tables) -> None:
+    module = place.folder / "misnamed.py"
+    module.write_text("import dovetail as dt\n\n@dt.udf\ndef size(txet: str) -> int:\n    return len(txet)\n")
+    command = ("a", "--udf", "misnamed:size")
+    module.write_text(module.read_text().replace("@dt.udf", fixes(place.refused(*command))[0]))
+    assert place.fill(*command).returncode == 0
+    assert place.values("a")[:2] == [5, 5]
+
+
+def test_a_resource_of_the_fix_can_be_given_to_the_function(place: Tables) -> None:
+    fix = fixes(place.refused("a", "--udf", "functions:huge", *CLUSTER, code=3))[0]
+    functions = place.folder / "functions.py"
+    functions.write_text(functions.read_text().replace("@dt.udf(cpus=64)", fix))
+    assert place.fill("a", "--udf", "functions:huge", *CLUSTER).returncode == 0
+
+
+def test_the_commands_of_the_error_about_too_many_errors_work(place: Tables) -> None:
+    said = place.refused("checked", "--udf", "functions:no_seven", "--on-error", "skip", "--max-errors", "0", code=1)
+    show, retry = re.findall(r"(dovetail backfill .+?) (?:shows why|computes them again)", fixes(said)[0])
+    assert "a seven: 7" in place.typed(show).stdout
+    (place.folder / "mended").touch()
+    assert place.typed(retry).returncode == 0
+    assert place.values("checked")[7] in (7, None)  # None: its fragment is not finished, and a note says so
+
+
 def test_the_type_of_the_fix_can_be_given_to_the_function(place: Tables) -> None:
     module = place.folder / "numbers_of.py"
     module.write_text("import dovetail as dt\n\n@dt.udf\ndef size(text: str) -> float:\n    return len(text)\n")
@@ -642,6 +667,7 @@ def test_the_help_of_every_command_has_an_example(place: Tables) -> None:
         ("t.lance twice --udf functions:twice", "run t.lance twice --udf functions:twice"),
         ("t.lance twice --udf functions:twice --plan", "plan t.lance twice --udf functions:twice"),
         ("--plan t.lance twice --udf functions:twice", "plan t.lance twice --udf functions:twice"),
+        ("run t.lance twice --udf functions:twice --plan", "plan t.lance twice --udf functions:twice"),
         ("t.lance checked --errors --json", "errors t.lance checked --json"),
         ("t.lance checked --retry-errors", "retry t.lance checked"),
         ("t.lance --history", "history t.lance"),

@@ -8,11 +8,12 @@ import os
 import re
 import shlex
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.readers.file_discovery import is_remote, local_path
-from dovetail.errors import Change, ConfigError, DovetailError, Problem, RunError, Setting, Text
+from dovetail.errors import Change, ConfigError, DovetailError, Problem, RunError, Setting, Text, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ os.environ.setdefault("LANCE_LOG", "error")
 
 CANNOT_OPEN = "DT430"
 LANCE_NOT_INSTALLED = "DT431"
+MAX_FILES_COMPARED = 10_000
 LEGACY_VERSION = "0.1"
 """data_storage_version of the legacy Lance format."""
 MAX_OPEN_VERSIONS = 4
@@ -120,8 +122,20 @@ def _open_problem(uri: str, version: int | None, error: Exception) -> Problem:
         fixes.append(
             Text("check ", Change({"storage_options": {"aws_region": "us-east-1"}}), " and the variables AWS_*")
         )
-    message = f"the Lance table{which} cannot be opened: {error_text(error)}"
+    reason = error_text(error)
+    if not is_remote(uri) and not Path(uri).exists():
+        reason = f"not found{did_you_mean(Path(uri).name, _tables_beside(uri))}"
+    message = f"the Lance table{which} cannot be opened: {reason}"
     return Problem(CANNOT_OPEN, message, fixes=tuple(fixes), place=uri)
+
+
+def _tables_beside(uri: str) -> list[str]:
+    """Names of the tables in the same folder."""
+    try:
+        names = [path.name for path in islice(Path(uri).parent.iterdir(), MAX_FILES_COMPARED)]
+    except OSError:
+        return []
+    return [name for name in names if (Path(uri).parent / name / "_versions").is_dir()]
 
 
 CANNOT_WRITE = "DT433"

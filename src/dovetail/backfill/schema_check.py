@@ -109,7 +109,8 @@ def _check_names(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]
         message = (
             f"{udf.name}: reads {', '.join(map(repr, odd))}: Lance cannot read columns with a backtick in the name"
         )
-        fix = f"read others: input_columns={[name for name in read if name not in odd]!r}"
+        others = [name for name in read if name not in odd]
+        fix = Call("@dt.udf", (), {"input_columns": others}) if others else "read another column"
         problems.append(Problem(MISSING_INPUT, message, fixes=(fix,)))
     return problems
 
@@ -122,7 +123,8 @@ def _check_inputs(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem
         if column not in names:
             message = f"{udf.name}: the table has no column {column!r}{did_you_mean(column, names)}"
             evidence = (f"columns: {', '.join(names[:50])}{', ...' if len(names) > 50 else ''}",)
-            fixes = (f"input_columns={_corrected_inputs(udf, column, names)!r}", "rename the parameter")
+            fix = Call("@dt.udf", (), {"input_columns": _corrected_inputs(udf, column, names)})
+            fixes = (fix, "rename the parameter")
             problems.append(Problem(MISSING_INPUT, message, evidence, fixes))
             continue
         if column in columns:

@@ -45,15 +45,16 @@ class BackfillGroup(SuggestingGroup):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing and self._is_earlier_form(args):
             message = f"`dovetail backfill` takes a command before the table: {', '.join(self.commands)}"
-            raise dt.ConfigError(dt.Problem("DT367", message, fixes=(translate_earlier_form(args),)))
+            words = args[1:] if args[0] in self.commands else args
+            raise dt.ConfigError(dt.Problem("DT367", message, fixes=(translate_earlier_form(words),)))
         return super().parse_args(ctx, args)
 
     def _is_earlier_form(self, words: Sequence[str]) -> bool:
-        """Whether a table comes first, or an option that is a command now."""
-        if len(words) < 2 or words[0] in self.commands:
+        """Whether a table comes first, or there is an option that is a command now."""
+        if not COMMAND_BY_FLAG.keys().isdisjoint(words):
+            return True
+        if len(words) < 2 or words[0] in self.commands or words[0].startswith("-"):
             return False
-        if words[0].startswith("-"):
-            return not COMMAND_BY_FLAG.keys().isdisjoint(words)
         return nearest_word(words[0], self.commands) is None
 
 
