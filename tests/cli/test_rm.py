@@ -88,6 +88,18 @@ def test_without_a_terminal_options_need_yes(tmp_path: Path, ids: list[str]) -> 
     assert left(tmp_path) == ids
 
 
+@pytest.mark.parametrize(("typed", "code"), [("n\n", 130), ("", 130), ("y\n", 0)])
+def test_in_a_terminal_options_are_confirmed(
+    tmp_path: Path, ids: list[str], monkeypatch: pytest.MonkeyPatch, typed: str, code: int
+) -> None:
+    monkeypatch.setattr("dovetail.cli.rm._is_interactive", lambda: True)
+    done = run_command("rm", "--keep", "4", stdin=typed, DOVETAIL_HOME=str(tmp_path))
+    assert done.returncode == code, done.stderr
+    assert ids[4] in done.stderr
+    assert "remove 1 run, " in done.stderr
+    assert left(tmp_path) == (ids[:4] if code == 0 else ids)
+
+
 def test_a_running_run_is_never_removed(tmp_path: Path, ids: list[str]) -> None:
     alive = {"pid": os.getpid(), "pid_started": process_start_time(os.getpid()), "host": socket.gethostname()}
     running = stored_run(tmp_path, 20, status="running", **alive)

@@ -123,13 +123,17 @@ def _matching_runs(wanted: RunFilter, older_than: float | None, keep: int | None
 
 def _confirm(selected: list[Selected]) -> None:
     what = f"{format_count(len(selected), 'run')}, {format_size(_total_bytes(selected))}"
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not _is_interactive():
         raise _error(
             f"this removes {what}, and stdin is not a terminal", "--dry-run to list them", "--yes to remove them"
         )
     for line in _lines(selected):
         click.echo(line, err=True)
     click.confirm(f"remove {what}?", abort=True, err=True)
+
+
+def _is_interactive() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _remove(selected: list[Selected]) -> list[tuple[str, str]]:
