@@ -14,6 +14,7 @@ import pytest
 import dovetail
 from command import run_command as run
 from dovetail.cli import COMMANDS
+from dovetail.cli.commands_page import commands_page
 
 VIDEO = str(Path(__file__).parents[2] / "examples" / "video.yaml")
 FRESH = """
@@ -224,6 +225,13 @@ def test_every_command_that_reports_something_can_do_it_as_json() -> None:
     ]
     without = [command for command in commands if "--json" not in run(*command, "--help").stdout]
     assert without == []
+
+
+def test_the_page_of_commands_is_generated() -> None:
+    page = Path(__file__).parents[2] / "docs" / "commands.md"
+    assert page.read_text(encoding="utf-8") == commands_page(), (
+        "python -m dovetail.cli.commands_page > docs/commands.md"
+    )
 
 
 def test_every_listed_command_loads_and_its_one_line_help_is_its_own() -> None:

@@ -48,6 +48,7 @@ Examples:
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
+    metavar="N",
     help=f"Maximum number of runs.  [default: {DEFAULT_LIMIT}; all with --json]",
 )
 @json_option("Print the runs as JSON.")
