@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 HEAD = """\
 # Commands
 
-Data goes to stdout, everything else to stderr. `--json` prints data for programs. `-h` or `--help` shows this page for one command, and
-`dovetail completion SHELL` prints a script with which the shell completes files, runs, stages and values.
+Data goes to stdout, everything else to stderr. `--json` prints data for programs. `-h` or `--help` shows this page for
+one command, and `dovetail completion SHELL` prints a script with which the shell completes files, runs, stages and
+values.
 
 This page is generated: `python -m dovetail.cli.commands_page > docs/commands.md`.
 """
