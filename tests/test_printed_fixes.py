@@ -173,6 +173,20 @@ MISTAKES = {
     "misspelt GPU": MistakeCase(
         "did you mean 'H100'?", as_spec, command=("plan", "p.yaml", "--cluster", "1x(8cpu, 2xH10O)")
     ),
+    "misspelt GPU of a stage": MistakeCase(
+        "did you mean 'H100'?",
+        as_line,
+        stage("resources: {gpus: 1, accelerator: H10O}"),
+        ("plan", "p.yaml", "--cluster", "p5.48xlarge"),
+    ),
+    "GPU model that the cluster does not have": MistakeCase(
+        "H100 here, mi300x needed",
+        as_option,
+        stage("resources: {gpus: 1, accelerator: MI300X}"),
+        ("plan", "p.yaml", "--cluster", "p5.48xlarge"),
+        fix=1,
+        code=3,
+    ),
     "misspelt instance type": MistakeCase(
         "did you mean 'p5.48xlarge'?", as_spec, command=("plan", "p.yaml", "--cluster", "2xp5.48xlrge")
     ),
@@ -276,15 +290,25 @@ def test_a_printed_fix_works_when_it_is_pasted(place: Place, name: str, monkeypa
 
 
 def test_nothing_that_cannot_be_retried_is_offered_to_be_retried(place: Place) -> None:
+    def offered() -> re.Match[str] | None:
+        done = place.run("run", "p.yaml", *CLUSTER)
+        assert done.returncode == 0, done.stderr
+        return re.search(r"dovetail (run --retry-errors \S+)", done.stderr + text_of_command(place, "status"))
+
     (place.folder / "in.jsonl").write_text('{"n": 1}\nnot JSON\n')
-    assert "--retry-errors" not in place.run("run", "p.yaml", *CLUSTER).stderr
+    assert offered() is None
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
     (place.folder / "in.jsonl").write_text('{"n": 7}\nnot JSON\n')
-    offered = re.search(r"dovetail (run --retry-errors \S+)", place.run("run", "p.yaml", *CLUSTER).stderr)
-    assert offered is not None
+    retry = offered()
+    assert retry is not None
     (place.folder / "steps.py").write_text("def no_sevens(rows):\n    return rows\n")
-    assert place.run(*offered[1].split()).returncode == 0
+    assert place.run(*retry[1].split()).returncode == 0
     assert place.result() == [{"n": 7}]
+
+
+def text_of_command(place: Place, *command: str) -> str:
+    done = place.run(*command)
+    return done.stdout + done.stderr
 
 
 def test_an_empty_source_is_named(place: Place) -> None:

@@ -20,7 +20,7 @@ from dovetail.documents.fields import (
     setting_problem,
 )
 from dovetail.errors import UNSET, Change, Problem, ResourceError, Subject, short_repr
-from dovetail.resources.gpu_models import model_key
+from dovetail.resources.gpu_models import look_alike_model, model_key
 from dovetail.resources.shape import Shape, ShapeKind
 from dovetail.resources.sizes import SizeError, parse_milli, parse_size
 
@@ -212,8 +212,20 @@ def _is_alternatives(value: object) -> bool:
     return isinstance(value, str) and all(part.strip() for part in value.split("|"))
 
 
+def _accelerator_mistakes(value: object) -> Iterator[Mistake]:
+    if not _is_alternatives(value):
+        yield WrongValue(value, ACCELERATOR_TEXT, instead=("A100|H100",))
+        return
+    parts = [part.strip() for part in str(value).split("|")]
+    meant = {part: near for part in parts if (near := look_alike_model(part)) is not None}
+    for part, near in meant.items():
+        reason = f"names {part!r}, which is not a GPU model (did you mean {near!r}?)"
+        yield WrongValue(value, ACCELERATOR_TEXT, reason, ("|".join(meant.get(one, one) for one in parts),))
+
+
 _TEXT = {"type": "string"}
-ACCELERATOR = predicate("the name of a card, or several with | between them", "A100|H100", _TEXT, _is_alternatives)
+ACCELERATOR_TEXT = "the name of a card, or several with | between them"
+ACCELERATOR = Type(ACCELERATOR_TEXT, "A100|H100", _TEXT, _accelerator_mistakes)
 LABEL = predicate("a string", "gpu", _TEXT, _is_alternatives)
 CODECS = amount(CODECS_LIMIT, "a whole number", is_whole=True, fraction=_codec_fraction)
 

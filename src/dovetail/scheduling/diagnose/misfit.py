@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Values = dict[str, object]
 """New values of settings of `Resources`."""
 
+UNKNOWN_CARD_BYTES = 24 << 30
+"""Memory of a card of an unknown model that a fix adds; a spec must state it."""
+
 
 def misfit_reasons(fit: Fit, free: FreeResources) -> list[str]:
     """Reasons why no worker fits, each with the amount available and the amount needed."""
@@ -302,8 +305,8 @@ def _card_for(shape: Shape) -> Gpu | None:
     each_nvdecs, each_nvencs = -(-shape.nvdecs // shape.cards), -(-shape.nvencs // shape.cards)
     names = [name for name in models_with_memory(nvdecs=each_nvdecs, nvencs=each_nvencs) if _is_allowed(name, shape)]
     if shape.accelerators and not names and not (shape.nvdecs or shape.nvencs):
-        names = [shape.accelerators[0]]
-    sized = [(KNOWN_CARDS[name].memory_gb if name in KNOWN_CARDS else 0, name) for name in names]
+        return Gpu(shape.accelerators[0], max(shape.gpu_memory_bytes, UNKNOWN_CARD_BYTES))
+    sized = [(KNOWN_CARDS[name].memory_gb, name) for name in names]
     needed_gb = -(-shape.gpu_memory_bytes // (1 << 30))
     enough = [name for memory_gb, name in sized if memory_gb >= needed_gb]
     if enough:
