@@ -260,6 +260,30 @@ MISTAKES = {
     "an item that fails": MistakeCase(
         "a seven: 7", as_option, HEAD + '  - {name: a, run: "steps:no_sevens"}\n', fix=1, code=1
     ),
+    "an item of a recipe that fails": MistakeCase(
+        "a seven: 7",
+        as_option,
+        "dataset_path: in.jsonl\nexport_path: out.jsonl\nskip_op_error: false\nprocess: ['mine:check']\n",
+        ("run", "p.yaml", "--no-probe"),
+        files={"mine.py": "def check(row):\n    assert row['n'] != 7, 'a seven: 7'\n    return row\n"},
+        fix=1,
+        code=1,
+    ),
+    "too many items that fail": MistakeCase(
+        "more than max_errors allows",
+        as_option,
+        HEAD + '  - {name: a, run: "steps:no_sevens", on_error: skip}\n',
+        ("run", "p.yaml", "--max-errors", "1"),
+        fix=1,
+        code=1,
+    ),
+    "too many items that fail, in the file": MistakeCase(
+        "more than max_errors allows",
+        as_option,
+        "max_errors: 1\n" + HEAD + '  - {name: a, run: "steps:no_sevens", on_error: skip}\n',
+        fix=1,
+        code=1,
+    ),
     "a cluster on Ray": MistakeCase(
         "cannot be combined",
         as_removal,

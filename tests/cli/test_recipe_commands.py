@@ -222,7 +222,7 @@ def test_too_many_bad_rows_fail_the_run_and_leave_no_half_a_file(place: Kitchen)
         "items failed, more than max_errors allows (3); the last error: BadField: field 'text' is int, not a string"
         in done.stderr
     )
-    assert "fix  a larger --max-errors  # " in done.stderr
+    assert "fix  --max-errors 100%  # " in done.stderr
     assert not (place.folder / "out.jsonl").exists()
 
 

@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 from dovetail.documents.configuration import configured
 from dovetail.errors import DovetailError, did_you_mean
 from dovetail.observe.run_folder import LAST_RUN, find_run, list_runs, run_name_in_id
+from dovetail.pipeline.error_policy import parse_max_errors
 from dovetail.pipeline.source_sink import MODES
 
 if TYPE_CHECKING:
@@ -52,6 +53,20 @@ class SuggestingChoice(click.Choice):  # type: ignore[type-arg]  # not generic b
         except click.BadParameter as error:
             hint = did_you_mean(str(value), list(self.choices))
             self.fail(f"{error.message.rstrip('.')}{hint}", param, ctx)
+
+
+class ErrorLimit(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A number of items, or a percentage of them."""
+
+    name = "limit"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        limit: int | str = int(value) if str(value).isascii() and str(value).isdigit() else str(value)
+        try:
+            parse_max_errors(limit)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}", param, ctx)
+        return limit
 
 
 def complete_runs(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001

@@ -25,6 +25,7 @@ from dovetail.cli.engine_option import (
 )
 from dovetail.cli.options import (
     FILE_PATH,
+    ErrorLimit,
     cluster_option,
     complete_runs,
     file_argument,
@@ -121,7 +122,12 @@ dovetail drain or cancel), 143 stopped by SIGTERM.
 @click.option("--sink", metavar="PATH", type=FILE_PATH, help="Write this instead of FILE's sink; - is stdout.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Read at most N items of the source.")
 @click.option("--ordered", is_flag=True, help="Write results in the order of the source.")
-@click.option("--max-errors", type=click.IntRange(min=0), metavar="N", help="Fail the run if more than N items fail.")
+@click.option(
+    "--max-errors",
+    type=ErrorLimit(),
+    metavar="N|P%",
+    help="Fail the run if more items, or a larger percentage of them, fail.",
+)
 @click.option("--dry-run", is_flag=True, help="Check code, source and sink, print the plan, and start nothing.")
 @click.option("--resume", metavar="RUN", shell_complete=complete_runs, help="Resume a run; FILE is optional.")
 @click.option(

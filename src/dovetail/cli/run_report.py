@@ -126,7 +126,7 @@ class RunSurface(OptionSurface):
     def option(self, name: str, value: object) -> str:
         if name == "on_error":
             return self.set_option("*", name, value)
-        return "a larger --max-errors" if name == "max_errors" and value is None else super().option(name, value)
+        return super().option(name, "100%" if name == "max_errors" and value is None else value)
 
 
 def error_for_command_line(error: DovetailError, *, of_recipe: bool = False) -> DovetailError:
