@@ -266,8 +266,8 @@ class Bench:
                 pass
         summary = run.wait()
         assert summary.status == "finished", summary.status
-        if len(run.plan.waves) > 1:
-            return self.rows / summary.seconds
+        if limit is not None or len(run.plan.waves) > 1:
+            return summary.read / summary.seconds
         return rate_of_log(self.log.read_text(), self.rows)
 
     def predict(self) -> tuple[float, float]:
@@ -342,7 +342,11 @@ def main() -> None:
     unknown = [name for name in names if name not in CASES]
     if unknown:
         sys.exit(f"no pipeline {', '.join(unknown)}; there are {', '.join(CASES)}")
-    rows = [measure(name, given.seconds) for name in names]
+    rows = []
+    for name in names:
+        rows.append(measure(name, given.seconds))
+        shares = ", ".join(f"{kind} {rows[-1][kind] / rows[-1]['reached']:.3f}" for kind in PREDICTIONS)
+        print(f"{name}: {shares} of {rows[-1]['reached']:.4g}/s", file=sys.stderr, flush=True)
     cells = [
         [row["pipeline"], *(row[kind] / row["reached"] for kind in PREDICTIONS), row["reached"], row["after_small_run"]]
         for row in rows
