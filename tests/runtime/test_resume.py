@@ -71,6 +71,17 @@ def test_a_run_killed_at_any_moment_resumes_exactly(tmp_path: Path, sink: str, s
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} <= {"run", sink}, "parts are left"
 
 
+@pytest.mark.parametrize("seed", range(20 if LONG else 1))
+def test_a_kill_costs_two_seconds_of_a_first_run_with_slow_rows(tmp_path: Path, seed: int) -> None:
+    row_s, workers = 0.5, 2
+    killed = job(tmp_path, rows=300, sleep=row_s, pipeline="rebatch", workers=workers, sizes=[1, 1])
+    goal = Random(seed).randrange(12, 30)
+    assert killed.kill_when(lambda: killed.called() >= goal, f"{goal} rows are done")
+    killed.resume(sleep=0.0, workers=workers)
+    assert as_rows(tmp_path / "out.jsonl") == expected(300)
+    assert len(killed.redone_s()) <= workers * 2.0 / row_s
+
+
 MOMENTS = ("torn:2", "before-sync", "after-commit:2", "before-finish", "after-make", "after-place", "after-finish")
 
 
