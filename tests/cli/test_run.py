@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,6 +117,23 @@ def test_each_end_of_a_pipeline_has_its_sink(place: Place) -> None:
     assert done.returncode == 0, done.stderr
     assert by_n(place.result("even.jsonl")) == WANTED[::2]
     assert place.result("odd.jsonl") == WANTED[1::2]
+
+
+def test_a_run_offers_changes_that_would_make_it_faster_and_they_work_when_pasted(place: Place) -> None:
+    (place.folder / "steps.py").write_text(
+        "import time\ndef wait(rows):\n    time.sleep(0.02 * len(rows))\n    return rows\n"
+    )
+    (place.folder / "in.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(250)))
+    place.file("source: in.jsonl\nsink: out.jsonl", "wait")
+    done = place.run_process("run", "p.yaml", *CLUSTER)
+    assert done.returncode == 0, done.stderr
+    reason, change = next(pairwise(done.stderr[done.stderr.index("faster") :].splitlines()))
+    assert reason.startswith("faster      a worker of wait requests 1 CPU and uses 0.")
+    option, text = shlex.split(change, comments=True)
+    assert (option, text.partition("=")[0]) == ("--set", "stages.wait.resources.cpus")
+    plan = json.loads(place.run("plan", "p.yaml", *CLUSTER, "--json").stdout)
+    faster = json.loads(place.run("plan", "p.yaml", *CLUSTER, option, text, "--json").stdout)
+    assert faster["workers"]["wait"] > plan["workers"]["wait"] == 2
 
 
 def test_the_summary_as_json(place: Place) -> None:

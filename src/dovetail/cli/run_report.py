@@ -22,6 +22,7 @@ from dovetail.observe.run_folder import RunFolder, run_reference
 from dovetail.observe.summary_text import RESUMABLE_STATUS, short_summary
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.failed_item_retry import has_retryable_items
+from dovetail.text_format import LABEL_WIDTH
 
 if TYPE_CHECKING:
     import dovetail as dt
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from dovetail.observe.summary import RunSummary
     from dovetail.runtime.run_spec import RunSpec
 
+MIN_IMPROVABLE_S, MAX_NODES_TO_IMPROVE = 2.0, 100
+"""Shorter runs, and runs on more nodes, get no advice: it would take long in comparison."""
 WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -102,7 +105,8 @@ def report_run(
     summary = run.stats
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=2))
-    for line in [*short_summary(summary, _next_step(summary, job)).lines(paint), *more]:
+    told = short_summary(summary, _next_step(summary, job)).lines(paint)
+    for line in [*told, *_improvement_lines(run, job), *more]:
         click.echo(line, err=True)
     if isinstance(error, DovetailError):
         return error.exit_code
@@ -147,6 +151,22 @@ def _next_step(summary: RunSummary, job: RunSpec) -> str:
     if summary.status == "finished" and not summary.read:
         return "the source is empty; --source PATH reads another one"
     return ""
+
+
+def _improvement_lines(run: dt.Run, job: RunSpec) -> list[str]:
+    """Changes that would make the next run faster, as far as this one has measured its stages."""
+    is_large = len(run.plan.cluster.nodes) > MAX_NODES_TO_IMPROVE
+    if run.stats.status != "finished" or run.stats.seconds < MIN_IMPROVABLE_S or is_large or recipe_of(job) is not None:
+        return []
+    from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
+    from dovetail.scheduling.improvements import find_improvements
+    from dovetail.scheduling.planner import plan
+
+    profiles = load_profiles(job.pipeline, run.plan.cluster, *source_sink_kinds(job))
+    made = plan(job.pipeline, run.plan.cluster, run.plan.requested, profiles=profiles)
+    surface = OptionSurface(made.cluster)
+    lines = [line for one in find_improvements(job.pipeline, made, profiles) for line in one.lines(surface)]
+    return [f"{'' if number else 'faster':{LABEL_WIDTH}}{line}" for number, line in enumerate(lines)]
 
 
 def sink_names(sink: Any) -> list[str]:
