@@ -340,7 +340,7 @@ def _show_plan(plan: dt.Plan) -> None:
     for line in [f"{plan.name} on {cluster}", f"  {plan.worker_text()}; {plan.rate_text()}"]:
         click.echo(line, err=True)
     waves = [plan.reason] if len(plan.waves) > 1 else []
-    for note in [*waves, *plan.warnings, *([] if plan.rate is not None else plan.assumptions)]:
+    for note in [*waves, *plan.warnings, *([] if plan.rate is not None else plan.assumptions[:1])]:
         click.echo(f"note: {note}", err=True)
 
 
