@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from itertools import count, islice
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,21 +42,15 @@ def sampled_items(items: Sequence[Any], sample: Sample) -> list[Any]:
 
 
 def sample_starts(total: int, piece_rows: int) -> Iterator[int]:
-    """First rows of the pieces: passes from the first to the last row, each between the places of those before."""
+    """First rows of the pieces: passes from the first to the last row, with one piece at a random place of each tenth.
+    Equal distances would miss what repeats in the source with the same period."""
+    dice = Random(total)  # noqa: S311 - the same sample every time
     gap = max(piece_rows, total // PIECES)
-    for number in count():
-        shift = int(_van_der_corput(number) * gap)
-        yield from range(shift, max(1, total - piece_rows + 1), gap)
-
-
-def _van_der_corput(number: int) -> float:
-    """0, 1/2, 1/4, 3/4, 1/8, ...: every new number lies in a large gap between the earlier ones."""
-    value, digit = 0.0, 0.5
-    while number:
-        value += digit * (number % 2)
-        number //= 2
-        digit /= 2
-    return value
+    last = max(0, total - piece_rows)
+    yield 0
+    for _ in count():
+        for begin in range(0, last + 1, gap):
+            yield min(last, begin + dice.randrange(max(1, gap - piece_rows + 1)))
 
 
 class SampledCursor:

@@ -42,7 +42,7 @@ USUAL_MESSAGE_S = StreamOptions().target_message_s
 """Least work in a message once the speed of its unit is known."""
 PROBE_RUN = "probe"
 """`what` of a probe run."""
-MIN_PROBE_ITEMS = 50
+MIN_PROBE_ITEMS, MIN_PROBE_S = 50, 1.0
 MIN_PROBE_MESSAGES = 8
 TARGET_ERROR = 0.1
 """A probe ends when the standard error of the speed of every important unit is below this share of it, ..."""
@@ -316,8 +316,8 @@ class ProfileObserver:
             return False
         if self._began_s is None:
             self._began_s = now
-        if now - self._began_s > MAX_PROBE_S:
-            return True
+        if not MIN_PROBE_S <= now - self._began_s <= MAX_PROBE_S:
+            return now - self._began_s > MAX_PROBE_S
         done = {unit.name: self._steady.get(unit.name) for unit in self._units.values() if not unit.barrier}
         if any(work is None for work in done.values()):
             return False
