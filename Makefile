@@ -68,6 +68,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/replan.py --peers --data $(DATA) --json benchmarks/results/replan.json
 	$(BIN)/python benchmarks/come_and_go.py --json benchmarks/results/come_and_go.json
 	$(BIN)/python benchmarks/simulate.py --workers 100,1000,10000 --json benchmarks/results/simulate.json
+	$(BIN)/python benchmarks/truth.py --json benchmarks/results/truth.json
 	$(BIN)/python benchmarks/controller.py --workers 10,1000,10000 --json benchmarks/results/controller.json
 	$(BIN)/python benchmarks/overhead.py --engine local --peers --json benchmarks/results/overhead.json
 	$(BIN)/python benchmarks/overhead.py --engine ray --peers --json benchmarks/results/overhead_ray.json

@@ -57,6 +57,16 @@ def test_scaling_is_compared_with_plain_processes_fixed_splits_and_the_simulator
     assert all(row["simulated"] > 0 and row["reached"] > 0 for row in found["predictions"])
 
 
+def test_predictions_are_compared_with_what_a_run_reaches(tmp_path: Path) -> None:
+    found = run_benchmark("truth", tmp_path, "--only", "sleep", "--seconds", "0.5")
+    (row,) = found["rows"]
+    assert row["pipeline"] == "sleep"
+    for key in ("probed", "profiled", "simulated", "reached", "after_small_run"):
+        assert row[key] > 0, key
+    assert set(found["within"]) == {"probed", "profiled", "simulated"}
+    assert all(set(shares) == {"10", "15", "20"} for shares in found["within"].values())
+
+
 @pytest.mark.bar
 def test_the_bars_for_overhead_and_start_up_hold(tmp_path: Path) -> None:
     found = run_benchmark("overhead", tmp_path, "--engine", "local", "--repeat", "3")
