@@ -550,3 +550,15 @@ def test_a_plan_is_made_again_for_other_nodes_with_the_same_units_in_the_same_wa
     assert found == dt.plan(made, cluster, mode)
     with pytest.raises(dt.InfeasibleError):
         plan_on_cluster(before, dt.Cluster.of("1x(2cpu, 16GB)"))
+
+
+def test_stages_that_become_waves_for_lack_of_cpus_get_a_hint() -> None:
+    light = [stage(name, rate=5.0) for name in "abcd"]
+    plan = dt.plan(pipeline(*light), "1x(2cpu)")
+    assert len(plan.waves) > 1
+    (hint,) = [note for note in plan.notes if "would run at once" in note]
+    assert "more than 0.5 CPUs" in hint
+    fewer = [stage(name, rate=5.0, cpus=0.5) for name in "abcd"]
+    assert len(dt.plan(pipeline(*fewer), "1x(2cpu)").waves) == 1
+    gpus = [stage(name, rate=5.0, gpus=1) for name in "ab"]
+    assert not any("would run at once" in note for note in dt.plan(pipeline(*gpus), "1x(1cpu, 1xgpu:20GB)").notes)

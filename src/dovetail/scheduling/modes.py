@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 UnitT = TypeVar("UnitT", bound="Unit | UnitPlan")
 
+FEWER_CPUS = (1.0, 0.5, 0.25, 0.1)
 MIN_RATE_RATIO = 1.01
 """Smallest ratio of two rates that is reported as a difference. Fewer waves at the same rate are reported as well,
 because less data waits on disk."""
@@ -90,7 +91,19 @@ def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] |
         return ModeChoice("waves", f"waves: requested; {count}", waves)
     reason = f"{count}: not all units fit at once ({_shortage_text(short, ledger)})"
     chosen = ModeChoice("waves", reason, waves)
-    return replace(chosen, warnings=_worker_count_warnings(units, ledger, chosen))
+    return replace(
+        chosen, warnings=(*_fewer_cpus_warnings(units, ledger), *_worker_count_warnings(units, ledger, chosen))
+    )
+
+
+def _fewer_cpus_warnings(units: list[UnitPlan], ledger: Ledger) -> tuple[str, ...]:
+    """The largest request of CPUs with which all units would run at once."""
+    for cpus in FEWER_CPUS:
+        milli = int(1000 * cpus)
+        fewer = [replace(unit, shape=replace(unit.shape, cpu_milli=min(unit.shape.cpu_milli, milli))) for unit in units]
+        if fewer != units and is_feasible(fewer, ledger, "streaming"):
+            return (f"all stages would run at once if none requested more than {cpus:g} CPUs (resources: cpus)",)
+    return ()
 
 
 def is_feasible(units: list[UnitPlan], ledger: Ledger, mode: str) -> bool:
