@@ -60,7 +60,7 @@ def test_a_forgotten_stage_is_unknown_to_the_next_plan(place: Place) -> None:
     done = place.run("profile", "forget", "odd")
     assert (done.returncode, done.stderr) == (0, "forgot 1 profile\n")
     assert stages(place) == ["double"]
-    assert "the speed of odd is not known" in notes()
+    assert "the speed of odd is unknown" in notes()
     told = json.loads(place.run("profile", "forget", "--all", "--json").stdout)
     assert told == {"profiles": 1, "stages": ["double"]}
     assert stages(place) == []
