@@ -109,7 +109,7 @@ def test_a_run_that_has_ended_is_shown_at_once(run: Path) -> None:
 
 def test_in_a_terminal_the_summary_is_redrawn_and_ctrl_c_ends_only_the_watching(run: Path) -> None:
     ours, theirs = pty.openpty()
-    environment = os.environ | {"DOVETAIL_HOME": str(run.parent.parent), "TERM": "xterm"}
+    environment = os.environ | {"DOVETAIL_HOME": str(run.parent.parent), "TERM": "xterm", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "dovetail", "status", "-w"]
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=environment)
     os.close(theirs)

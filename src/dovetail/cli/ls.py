@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dovetail.cli.colour import paint
 from dovetail.cli.options import json_option
 from dovetail.cli.run_filter import RunFilter, Since, filter_options, run_entry, since_wall
 from dovetail.observe.run_folder import list_runs, runs_folder, short_run_id
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DEFAULT_LIMIT = 20
-STATUS_COLOURS = {"running": "green", "failed": "red", "lost": "red", "cancelled": "yellow"}
+STATUS_STYLES = {"running": "good", "failed": "bad", "lost": "bad", "cancelled": "warning"}
 LEFT_ALIGNED = ("run", "name", "kind", "engine", "status")
 FIRST_TO_OMIT = ("engine", "kind", "items/s")
 
@@ -112,7 +113,7 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
 
 def _coloured(line: str, status: str) -> str:
     before, found, after = line.rpartition(status)  # from the right: the name of a run may be a status
-    return f"{before}{click.style(found, fg=STATUS_COLOURS[status])}{after}" if status in STATUS_COLOURS else line
+    return f"{before}{paint(found, STATUS_STYLES[status])}{after}" if status in STATUS_STYLES else line
 
 
 def fit_columns(rows: list[dict[str, str]], width: int) -> dict[str, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -15,6 +14,7 @@ from dovetail.cli.run_filter import run_entry
 from dovetail.observe.history import RunHistory
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import result_lines
+from dovetail.observe.terminal import is_terminal
 from dovetail.text_format import cut_text, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ CLEAR_BELOW = "\x1b[J"
 
 def watch_run(folder: RunFolder, show_end: Callable[[], None], *, as_json: bool) -> None:
     """Shows the run until it ends, then calls `show_end`. Ctrl-C ends the watching, not the run."""
-    live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-    show = Redrawn(folder) if live else JsonLines(folder) if as_json else PlainLines(folder)
+    show = JsonLines(folder) if as_json else Redrawn(folder) if is_terminal(sys.stdout) else PlainLines(folder)
     try:
         while (entry := run_entry(folder, time.time()))["status"] == "running":
             began = time.monotonic()
@@ -99,11 +98,13 @@ class Redrawn:
         lines = [*lines[: max(1, size.lines - 3)], "", "Ctrl-C ends the watching, not the run"]
         text = "\n".join(cut_text(line, size.columns) for line in lines)
         self.erase()
-        click.echo(text)
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
         self._height = len(lines)
 
     def erase(self) -> None:
         """Moves to the first line of the drawing and clears the screen below it."""
         if self._height:
-            click.echo(f"\x1b[{self._height}A\r{CLEAR_BELOW}", nl=False)
+            # not click.echo, which removes all control sequences where there are no colours
+            sys.stdout.write(f"\x1b[{self._height}A\r{CLEAR_BELOW}")
         self._height = 0
