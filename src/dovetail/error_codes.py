@@ -580,6 +580,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "A column that Dovetail did not create was to be removed.",
         "Name a column that a backfill created; `dovetail backfill history TABLE` lists them.",
     ),
+    (
+        "DT451",
+        2,
+        "A column to fill has values that no backfill computed.",
+        "Fill another column, or only the empty rows; `recompute` replaces the values.",
+    ),
 )
 
 ERROR_CODES: dict[str, ErrorCode] = {

@@ -268,10 +268,32 @@ def test_a_column_that_shares_its_data_file_with_others_is_replaced_alone(tmp_pa
     uri = str(tmp_path / "t.lance")
     ids = pa.array(range(100), pa.int64())
     lance.write_dataset(pa.table({"id": ids, "n": ids, "rest": ids}), uri, max_rows_per_file=50)
-    filled = dt.table(uri).backfill("n", fns.doubled, cluster=HALF)
-    assert any("unknown origin" in note for note in filled.notes)
+    dt.table(uri).backfill("n", fns.doubled, cluster=HALF, recompute=True)
     assert by_id(uri, "n") == twice(range(100))
     assert column(uri, "rest") == list(range(100))
+
+
+def test_values_that_no_backfill_computed_are_replaced_only_by_a_recomputation(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    ids = pa.array(range(20), pa.int64())
+    lance.write_dataset(pa.table({"id": ids, "n": pa.array([None, *range(1, 20)], pa.int64())}), uri)
+    table = dt.table(uri)
+    for _ in range(2):  # filling the empty rows does not make the other values ours
+        with pytest.raises(dt.ConfigError, match=r"column 'n' has \d+ values that no backfill computed") as caught:
+            table.backfill("n", fns.doubled, cluster=HALF)
+        assert caught.value.codes == ("DT451",)
+        only_empty, other = caught.value.problems[0].fix_texts
+        assert (only_empty, other) == (
+            'table.backfill("n", doubled, where="n IS NULL")',
+            'table.add_column("n_2", doubled)',
+        )
+        with pytest.raises(dt.ConfigError):
+            table.plan_backfill("n", fns.doubled, cluster=HALF)
+        eval(only_empty, {"table": table, "doubled": fns.doubled})
+        assert by_id(uri, "n") == {row: row for row in range(20)}
+    table.backfill("n", fns.doubled, cluster=HALF, recompute=True)
+    assert by_id(uri, "n") == twice(range(20))
+    assert table.backfill("n", fns.tripled, cluster=HALF).rows == 20  # they are ours now
 
 
 def test_tables_with_stable_row_ids_are_filled(tmp_path: Path) -> None:

@@ -593,6 +593,10 @@ def test_no_mistake_hides_another(place: Tables) -> None:
         (["run", "a,b", "--udf", "functions:twice"], ["dovetail backfill run t.lance twice --udf functions:twice"]),
         (["run", "a", "--udf", "functions:size"], ["dovetail backfill run t.lance letters,words --udf functions:size"]),
         (
+            ["run", "text", "--udf", "functions:plain_of_n"],
+            ["--where 'text IS NULL'", "dovetail backfill run t.lance text_2 --udf functions:plain_of_n"],
+        ),
+        (
             ["run", "n", "--udf", "functions:plain"],
             [
                 '@dt.udf(data_type="int64")  # if its values are of that type',

@@ -63,6 +63,11 @@ class ColumnRecord:
     def folder(self) -> str:
         return column_folder(self.columns[0])
 
+    @property
+    def was_filled_without_condition(self) -> bool:
+        """Whether a backfill of all rows was started; one with a condition leaves values of others in place."""
+        return any(made.get("where") is None for made in self.made.values())
+
     def generation_of(self, where: str | None) -> int:
         return self.generation if where is None else self.where_generation
 

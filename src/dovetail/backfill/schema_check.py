@@ -175,21 +175,19 @@ def _check_outputs(udf: Udf, outputs: OutputTypes, schema: Any, columns: Sequenc
         there = schema.field(column).type
         if is_blob(there):
             message = f"{udf.name}: cannot fill {column!r}: it is a blob column, which only Lance can write"
-            problems.append(
-                Problem(OUTPUT_MISMATCH, message, fixes=(_fill_other_column(udf, schema, columns, column),))
-            )
+            problems.append(Problem(OUTPUT_MISMATCH, message, fixes=(fill_other_column(udf, schema, columns, column),)))
             continue
         if not (kind.equals(there) if explicit else can_store(kind, there)):
             message = f"{udf.name} returns {kind}, but column {column!r} is {there}"
             fixes = (
                 Call("@dt.udf", (), {"data_type": str(there)}, note="if its values are of that type"),
-                _fill_other_column(udf, schema, columns, column),
+                fill_other_column(udf, schema, columns, column),
             )
             problems.append(Problem(OUTPUT_MISMATCH, message, fixes=fixes))
     return problems
 
 
-def _fill_other_column(udf: Udf, schema: Any, columns: Sequence[str], column: str) -> Call:
+def fill_other_column(udf: Udf, schema: Any, columns: Sequence[str], column: str) -> Call:
     """The call that fills a new column instead of `column`."""
     names = [unused_name(name, schema.names) if name == column else name for name in columns]
     return Call("table.add_column", (names if len(names) > 1 else names[0], Expression(udf.name)))

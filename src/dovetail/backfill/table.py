@@ -28,7 +28,7 @@ from dovetail.backfill.records import (
 )
 from dovetail.backfill.result import DroppedColumn, format_rows
 from dovetail.backfill.row_retry import RowRetry, carry_over_errors, read_current_errors
-from dovetail.backfill.schema_check import unused_name
+from dovetail.backfill.schema_check import fill_other_column, unused_name
 from dovetail.backfill.store import Store, column_folder
 from dovetail.backfill.target import make_target
 from dovetail.backfill.udf import Udf, load_udf
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 NO_COLUMN = "DT447"
 COLUMN_EXISTS = "DT448"
 NOT_CREATED = "DT450"
+FOREIGN_VALUES = "DT451"
 CREATED_METADATA = {b"dovetail": b"created"}
 """Metadata of columns that Dovetail added. Lance keeps it until the column is dropped."""
 RESERVED_NAMES = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
@@ -173,9 +174,8 @@ class Table:
 
     def _describe_drop(self, found: LanceTable, column: str) -> DroppedColumn:
         rows = sum(fragment.rows - fragment.deleted for fragment in found.fragments())
-        field = found.schema.field(column)
-        created = CREATED_METADATA.items() <= (field.metadata or {}).items()
-        return DroppedColumn(column, str(field.type), rows, found.version, created)
+        kind = str(found.schema.field(column).type)
+        return DroppedColumn(column, kind, rows, found.version, _is_created(found, column))
 
     def _not_created_problem(self, one: DroppedColumn) -> Problem:
         message = f"column {one.name!r} was not created by Dovetail, and is not removed"
@@ -286,6 +286,8 @@ class Table:
                 found, arguments.fragments
             )
             problems += self._skip_problems(found, names, arguments.on_error or function.on_error)
+            if not problems and arguments.where is None and not arguments.recompute:
+                problems += self._foreign_value_problems(found, function, names)
         if problems or arguments is None:
             raise ConfigError(problems)
         return found, function, names, record, arguments
@@ -305,6 +307,30 @@ class Table:
         except DovetailError as error:
             return list(error.problems)
         return []
+
+    def _foreign_value_problems(self, found: LanceTable, function: Udf, names: Sequence[str]) -> list[Problem]:
+        """Columns with values of others, which are not replaced by accident."""
+        problems = []
+        for name in names:
+            record = read_column(self._store, name)
+            was_filled = record is not None and record.was_filled_without_condition
+            if name not in found.schema.names or _is_created(found, name) or was_filled:
+                continue
+            empty = null_condition(name)
+            values = found.count(f"NOT ({empty})")
+            if values:
+                message = Text(
+                    f"column {name!r} has {values:,} {'value' if values == 1 else 'values'} that no backfill computed, "
+                    "and only ",
+                    Change({"recompute": True}),
+                    " replaces them",
+                )
+                columns = list(names) if len(names) > 1 else name
+                fixes = [fill_other_column(function, found.schema, names, name)]
+                if found.schema.field(name).nullable:
+                    fixes.insert(0, Call("table.backfill", (columns, Expression(function.name)), {"where": empty}))
+                problems.append(Problem(FOREIGN_VALUES, message, fixes=tuple(fixes), place=self.uri))
+        return problems
 
     def _skip_problems(self, found: LanceTable, names: Sequence[str], on_error: ErrorPolicy) -> list[Problem]:
         wrong = _non_nullable(found, names) if on_error.then == "skip" else []
@@ -427,6 +453,11 @@ class Table:
         message = f"column {column!r} was never filled by a function"
         fix = Call("table.history", note="lists the columns that were filled")
         return Problem(NO_COLUMN, message, fixes=(fix,), place=self.uri)
+
+
+def _is_created(found: LanceTable, column: str) -> bool:
+    """Whether Dovetail created the column."""
+    return CREATED_METADATA.items() <= (found.schema.field(column).metadata or {}).items()
 
 
 def _check_column_names(column: str | Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from dovetail.errors import RunError, Surface, with_note
 from dovetail.pipeline.option_surface import OptionSurface
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from dovetail.errors import AddNodes, AnyError, Call
 
@@ -88,17 +88,16 @@ class BackfillSurface(OptionSurface):
             return self.command(command)
         column, *functions = fix.arguments
         columns = ",".join(column) if isinstance(column, list) else str(column)
-        options = self._options(fix.keywords, has_udf=bool(functions))
         known = [self.column]
         if fix.function != "table.add_column":  # of columns that are filled together, the first one stands for all
             known.append(self.column.partition(",")[0].strip())
-        if options and command == made and columns in known:
-            return " ".join(options)
-        return " ".join([self.command(command, columns), *options])
-
-    def _options(self, keywords: Mapping[str, object], *, has_udf: bool) -> list[str]:
-        udf = [f"--udf {shlex.quote(self.udf or UDF_PLACEHOLDER)}"] * has_udf
-        return udf + [self.option(name, value) for name, value in keywords.items()]
+        options = [self.option(name, value) for name, value in fix.keywords.items()]
+        udf = [f"--udf {shlex.quote(self.udf or UDF_PLACEHOLDER)}"] * bool(functions)
+        if command == made and columns in known:
+            missing = options if self.udf else [*udf, *options]
+            if missing:
+                return " ".join(missing)
+        return " ".join([self.command(command, columns), *udf, *options])
 
     def error(self, error: AnyError) -> AnyError:
         """The same error in this spelling. A RowFailed is also of the type that the function raised, which click may
