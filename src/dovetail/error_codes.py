@@ -584,7 +584,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "DT451",
         2,
         "A column to fill has values that no backfill computed.",
-        "Fill another column, or only the empty rows; `recompute` replaces the values.",
+        "Fill another column, or only the empty rows.",
     ),
 )
 

@@ -314,23 +314,23 @@ class Table:
         for name in names:
             record = read_column(self._store, name)
             was_filled = record is not None and record.was_filled_without_condition
-            if name not in found.schema.names or _is_created(found, name) or was_filled:
-                continue
-            empty = null_condition(name)
-            values = found.count(f"NOT ({empty})")
-            if values:
-                message = Text(
-                    f"column {name!r} has {values:,} {'value' if values == 1 else 'values'} that no backfill computed, "
-                    "and only ",
-                    Change({"recompute": True}),
-                    " replaces them",
-                )
-                columns = list(names) if len(names) > 1 else name
-                fixes = [fill_other_column(function, found.schema, names, name)]
-                if found.schema.field(name).nullable:
-                    fixes.insert(0, Call("table.backfill", (columns, Expression(function.name)), {"where": empty}))
-                problems.append(Problem(FOREIGN_VALUES, message, fixes=tuple(fixes), place=self.uri))
+            if name in found.schema.names and not _is_created(found, name) and not was_filled:
+                values = found.count(f"NOT ({null_condition(name)})")
+                if values:
+                    problems.append(self._foreign_values_problem(found, function, names, name, values))
         return problems
+
+    def _foreign_values_problem(
+        self, found: LanceTable, function: Udf, names: Sequence[str], column: str, values: int
+    ) -> Problem:
+        what = "1 value" if values == 1 else f"{values:,} values"
+        message = f"column {column!r} has {what} that no backfill computed, which are not replaced"
+        fixes = [fill_other_column(function, found.schema, names, column)]
+        if found.schema.field(column).nullable:
+            columns = list(names) if len(names) > 1 else column
+            only_empty = Call("table.backfill", (columns, Expression(function.name)), {"where": null_condition(column)})
+            fixes.insert(0, only_empty)
+        return Problem(FOREIGN_VALUES, message, fixes=tuple(fixes), place=self.uri)
 
     def _skip_problems(self, found: LanceTable, names: Sequence[str], on_error: ErrorPolicy) -> list[Problem]:
         wrong = _non_nullable(found, names) if on_error.then == "skip" else []

@@ -68,7 +68,7 @@ SELECTION_OPTIONS: tuple[Decorator, ...] = (
         metavar="N|ID,ID,...",
         help="How many unfinished fragments to process, or a list of ids (a single id: `3,`).",
     ),
-    click.option("--recompute", is_flag=True, help="Compute rows that are already filled again."),
+    click.option("--recompute", is_flag=True, help="Compute rows that are filled again, and replace values of others."),
     click.option("--num-frags", hidden=True),
 )
 """Which rows are filled."""
