@@ -63,6 +63,13 @@ def as_removal(place: Place, command: list[str], done: Done, fix: str) -> list[s
     return [*command[:at], *command[at + 2 :]]
 
 
+def as_removal_of_share(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+    """`--cluster "1x(4cpu, 8GB)", and omit --share`."""
+    option, _, omitted = fix.partition(", and omit ")
+    assert omitted == "--share"
+    return [*as_removal(place, command, done, f"remove {omitted}"), *shlex.split(option)]
+
+
 def as_command(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
     words = shlex.split(fix)
     assert words[0] == "dovetail"
@@ -239,6 +246,36 @@ MISTAKES = {
         as_option,
         HEAD.replace("out.jsonl", "{path: out.jsonl, exists: fail}") + DOUBLE,
         files={"out.jsonl": "{}\n"},
+        fix=1,
+    ),
+    "sink of a leaf exists": MistakeCase(
+        "the file exists",
+        as_option,
+        HEAD.replace("out.jsonl", "{stages: {double: {path: out.jsonl, exists: fail}}}") + DOUBLE,
+        files={"out.jsonl": "{}\n"},
+    ),
+    "sink of a leaf exists, replaced": MistakeCase(
+        "the file exists",
+        as_option,
+        HEAD.replace("out.jsonl", "{stages: {double: {path: out.jsonl, exists: fail}}}") + DOUBLE,
+        files={"out.jsonl": "{}\n"},
+        fix=1,
+    ),
+    "unknown suffix of the sink of a leaf": MistakeCase(
+        "no known format suffix", as_option, HEAD.replace("out.jsonl", "{stages: {double: out.rows}}") + DOUBLE
+    ),
+    "misspelt format": MistakeCase(
+        "did you mean 'jsonl'?", as_option, HEAD.replace("in.jsonl", "{path: in.jsonl, format: jsnl}") + DOUBLE
+    ),
+    "misspelt on_error": MistakeCase("stage 'double': on_error='skp' is not", as_line, stage("on_error: skp")),
+    "stages that are no list": MistakeCase(
+        "stages should be a list", as_line, HEAD.replace("stages:\n", "stages: {name: a, run: 'steps:double'}\n")
+    ),
+    "a folder": MistakeCase("is a folder, not a file", as_argument, command=("run", ".")),
+    "share of a local run": MistakeCase(
+        "--share 0.5 applies to Ray clusters only",
+        as_removal_of_share,
+        command=("run", "p.yaml", "--share", "0.5"),
         fix=1,
     ),
     "sink is the source": MistakeCase(

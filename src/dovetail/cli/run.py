@@ -48,7 +48,7 @@ from dovetail.engines.ray.address import is_ray_engine
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.arguments import check_share
 from dovetail.runtime.place import configured_place, described_cluster
-from dovetail.runtime.run_spec import add_import_path, data_beside, missing_code
+from dovetail.runtime.run_spec import add_import_path, data_beside, leaf_sinks, missing_code
 
 if TYPE_CHECKING:
     from dovetail.recipes.runner import RecipeStart
@@ -221,7 +221,10 @@ def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
     """Checks what the file alone does not show; a simulation needs neither code nor data."""
     if how.engine == SIMULATED:
         return
-    check_share(how.engine, how.share, how.env_from)
+    try:
+        check_share(how.engine, how.share, how.env_from)
+    except dt.ConfigError as error:
+        raise OptionSurface().error(error) from None
     add_import_path(job.file.parent)
     problems = engine_conflicts(how.engine, asked.cluster, can_simulate=True)
     problems += [] if how.dry_run else missing_code(job)
@@ -324,7 +327,8 @@ def _start(job: RunSpec, asked: RunArguments, how: RunOptions, prepared: RecipeS
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray, is_real=True) from None
     except dt.ConfigError as error:
-        raise OptionSurface().error(error) from None
+        surface = OptionSurface(leaf_sinks=leaf_sinks(job.document.data, job.file.parent))
+        raise surface.error(error) from None
 
 
 def _plan_command(asked: RunArguments, out: str, engine: str = LOCAL) -> str:

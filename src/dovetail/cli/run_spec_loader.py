@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.cli.fix_text import error_for_file
@@ -12,7 +14,6 @@ from dovetail.recipes import is_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from dovetail.errors import DovetailError
     from dovetail.recipes.recipe import Recipe
@@ -27,20 +28,18 @@ def load_run_spec(
     sink: str | None = None,
     folder: Path | None = None,
 ) -> RunSpec:
-    try:
-        return _load(file, sets, source, sink, folder)
-    except ConfigError as error:
-        raise OptionSurface().error(error) from None
-
-
-def _load(file: str, sets: Sequence[str], source: str | None, sink: str | None, folder: Path | None) -> RunSpec:
-    if is_recipe(read_document(file).data):
+    data = read_document(file).data
+    if is_recipe(data):
         from dovetail.recipes.recipe import load_recipe_spec as load_recipe  # late: most files are pipelines
 
         return load_recipe(file, sets, source, sink, folder)
-    from dovetail.runtime.run_spec import load_pipeline_spec
+    from dovetail.runtime.run_spec import leaf_sinks, load_pipeline_spec
 
-    return load_pipeline_spec(file, sets, source, sink, folder)
+    try:
+        return load_pipeline_spec(file, sets, source, sink, folder)
+    except ConfigError as error:
+        surface = OptionSurface(leaf_sinks=leaf_sinks(data, Path(file).absolute().parent))
+        raise type(error)(replace(one, fixes=surface.fixes(one)) for one in error.problems) from None
 
 
 def recipe_of(job: RunSpec) -> Recipe | None:

@@ -21,7 +21,7 @@ SOURCE_CHANGED = "DT344"
 CANNOT_READ = "DT345"
 CONTENT_MISMATCH = "DT346"
 
-SOURCE_SUBJECT, SINK_SUBJECT = Subject("source", "source"), Subject("sink", "sink")
+SOURCE_SUBJECT = Subject("source", "source")
 """What a setting such as `format` belongs to, for fixes."""
 
 MAX_PATHS_SHOWN = 10

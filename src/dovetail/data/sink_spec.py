@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dovetail.data.io_errors import SINK_SUBJECT
 from dovetail.data.writers.output_files import COMPRESSION_SUFFIXES, is_remote_sink, stem_and_suffix
 from dovetail.errors import Change, ConfigError, Problem, Subject, did_you_mean, short_repr
 from dovetail.resources.sizes import parse_size
@@ -42,6 +41,11 @@ class SinkSpec:
     """Columns and their order, for CSV, Parquet and Lance."""
     compression: str | None = None
     """For Parquet: zstd (default), snappy, none."""
+
+    @property
+    def subject(self) -> Subject:
+        """What a fix about this sink is about."""
+        return Subject("sink", self.path)
 
     @property
     def form(self) -> tuple[str, str | None]:
@@ -146,8 +150,9 @@ def find_problems(spec: SinkSpec) -> list[Problem]:
         guess = did_you_mean(suffix[1:], list(SUFFIXES)) if suffix else ""
         problem = _problem(f"{said}{guess}", "", spec)
         evidence = (f"formats: {', '.join(FORMATS)}", f"known suffixes: {', '.join(f'.{name}' for name in SUFFIXES)}")
-        named = Change({"sink": f"{spec.path.removesuffix(suffix)}.jsonl"})
-        fixes = (named, *(Change({"format": form}, (SINK_SUBJECT,)) for form in ("jsonl", "csv", "parquet")))
+        subjects = (spec.subject,)
+        named = Change({"sink": f"{spec.path.removesuffix(suffix)}.jsonl"}, subjects)
+        fixes = (named, *(Change({"format": form}, subjects) for form in ("jsonl", "csv", "parquet")))
         found.append(replace(problem, evidence=evidence, fixes=fixes))
     else:
         found += _format_problems(spec, *spec.form)

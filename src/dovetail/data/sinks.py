@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dovetail.control.payload import SourceSinkError
-from dovetail.data.io_errors import SINK_SUBJECT, results_missing, write_failed
+from dovetail.data.io_errors import results_missing, write_failed
 from dovetail.data.sink_spec import SinkSpec, as_sink_spec, check_sink_spec, missing_packages, sink
 from dovetail.data.writers import output_files
 from dovetail.data.writers.output_files import RemoteStore, is_remote_sink
@@ -115,8 +115,8 @@ class FileSink:
             self._probe()
         if not resumed and self.spec.exists == "fail" and self._exists():
             fixes = (
-                Change({"sink": output_files.unused_name(self.spec.path)}),
-                *(Change({"exists": policy}, (SINK_SUBJECT,)) for policy in ("replace", "append")),
+                Change({"sink": output_files.unused_name(self.spec.path)}, (self.spec.subject,)),
+                *(Change({"exists": policy}, (self.spec.subject,)) for policy in ("replace", "append")),
             )
             raise ConfigError(Problem("DT352", "the file exists, and `exists` is `fail`", (), fixes, self.spec.path))
         try:

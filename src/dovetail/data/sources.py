@@ -8,12 +8,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.file_formats import FORMATS, LINE_FORMATS, format_from_suffix
-from dovetail.errors import ConfigError, Problem, Subject, did_you_mean, short_repr
+from dovetail.errors import Change, ConfigError, Problem, Subject, did_you_mean, nearest_word, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dovetail.data.readers.cursor import Cursor
+    from dovetail.errors import Fix
 
 INVALID_SETTING = "DT340"
 NON_ASCII_CODECS = (
@@ -93,7 +94,7 @@ def source_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 def _validate(said: dict[Any, Any]) -> SourceSpec:
     problems: list[Problem] = []
 
-    def wrong(setting: str, message: str, *fixes: str) -> None:
+    def wrong(setting: str, message: str, *fixes: Fix) -> None:
         subject = Subject("setting", setting)
         problems.append(Problem(INVALID_SETTING, message, fixes=fixes, place="source", subject=subject))
 
@@ -145,10 +146,11 @@ def _validate_format_settings(values: dict[str, Any], wrong: Any) -> None:
     form = values.get("format")
     if form is not None and form not in FORMATS:
         near = did_you_mean(form, FORMATS) if isinstance(form, str) else ""
+        meant = [nearest_word(form, FORMATS)] if near else ["jsonl", "csv", "text", "parquet"]
         wrong(
             "format",
             f"format is {short_repr(form)}, which is not a format{near}",
-            f"format: one of {', '.join(FORMATS)}",
+            *(Change({"format": name}, (Subject("source", "source"),)) for name in meant),
         )
     encoding = values.get("encoding", "utf-8")
     try:

@@ -40,7 +40,9 @@ def read_document(path: str | Path) -> Document:
         fix = "pass the path of an existing file" if near is None else str(path.with_name(near))
         raise _config_error(name, f"no such file{hint}", fix) from None
     except IsADirectoryError:
-        raise _config_error(name, "is a folder, not a file", "pass the path of a file in it") from None
+        inside = [entry for entry in sorted(path.iterdir()) if entry.suffix in (".yaml", ".yml")]
+        fix = str(inside[0]) if inside else "pass the path of a file in it"
+        raise _config_error(name, "is a folder, not a file", fix) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _config_error(name, f"cannot be read: {reason}", "pass the path of a readable file") from None

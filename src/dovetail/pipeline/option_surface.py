@@ -15,6 +15,8 @@ from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import format_size_below, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dovetail.errors import AddNodes, Change, Given, Subject
     from dovetail.resources.cluster import Cluster
 
@@ -29,27 +31,34 @@ class OptionSurface(Surface):
 
     `cluster` is the one that --cluster describes; None if the cluster belongs to Ray and no option describes it.
     `nodes` are all nodes that the problems of an error add: an option can be given only once, so that every fix with
-    --cluster adds all of them. A real run on this machine (`is_real`) cannot have more nodes.
+    --cluster adds all of them. A real run on this machine (`is_real`) cannot have more nodes. `leaf_sinks` has the leaf
+    stage of each path, if a pipeline has one sink per leaf.
     """
 
     def __init__(
-        self, cluster: Cluster | None = None, nodes: tuple[AddNodes, ...] = (), *, is_real: bool = False
+        self,
+        cluster: Cluster | None = None,
+        nodes: tuple[AddNodes, ...] = (),
+        *,
+        is_real: bool = False,
+        leaf_sinks: Mapping[str, str] | None = None,
     ) -> None:
         self.cluster = cluster
         self.nodes = nodes
         self.is_real = is_real
+        self.leaf_sinks = leaf_sinks or {}
 
     def change(self, fix: Change, subject: Subject | None) -> str:
         subjects = fix.subjects or ((subject,) if subject is not None else ())
         stages = [one for one in subjects if one.kind == "stage"]
-        ends = [one.kind for one in subjects if one.kind in SOURCE_AND_SINK]
+        ends = [one for one in subjects if one.kind in SOURCE_AND_SINK]
         typed: list[str] = []
         removed: list[str] = []
         for name, value in fix.values.items():
             if stages and name in STAGE_SETTINGS:
                 typed += [self.set_option(stage, name, value) for one in stages for stage in one.names]
             elif ends:
-                typed += [set_option(f"{end}.{name}", yaml_literal(None if value is UNSET else value)) for end in ends]
+                typed += [self.end_option(end, name, None if value is UNSET else value) for end in ends]
             elif value is UNSET:
                 removed.append(self.name(name))
             else:
@@ -63,6 +72,14 @@ class OptionSurface(Surface):
         """`--set` for a setting of a stage; a setting that is removed gets its default value."""
         path = f"stages.{stage}.{'resources.' if name in RESOURCE_SETTINGS else ''}{name}"
         return set_option(path, yaml_literal(_default(name) if value is UNSET else value))
+
+    def end_option(self, end: Subject, name: str, value: object) -> str:
+        """The option for a setting of the source or of a sink; `source` and `sink` themselves are paths."""
+        leaf = self.leaf_sinks.get(end.name)
+        where = end.kind if leaf is None else f"sink.stages.{leaf}"
+        if name == end.kind:
+            return self.option(name, value) if leaf is None else set_option(f"{where}.path", yaml_literal(value))
+        return set_option(f"{where}.{name}", yaml_literal(value))
 
     def option(self, name: str, value: object) -> str:
         """An option of the command."""

@@ -130,7 +130,8 @@ class _PipelineFileReader:
         top = self._mapping((), self.document.data, PIPELINE_FILE, EXAMPLE_FILE)
         entries = top.get("stages", ())
         if not isinstance(entries, list | tuple):
-            self._report(("stages",), WrongValue(entries, "a list", instead=(EXAMPLE_FILE["stages"],)))
+            instead = [entries] if isinstance(entries, Mapping) else EXAMPLE_FILE["stages"]
+            self._report(("stages",), WrongValue(entries, "a list", instead=(instead,)))
             entries = ()
         if "defaults" in top:
             self.defaults = self._defaults(("defaults",), top["defaults"])

@@ -122,7 +122,7 @@ def check_sinks_apart_from_source(want: SinkRequest, files: Collection[str]) -> 
         found = find_replaced_input(spec, files)
         if found is not None:
             evidence = (f"the sink {spec.path} would replace {found}, which the run reads",)
-            fixes = (Change({"sink": unused_name(spec.path)}),)
+            fixes = (Change({"sink": unused_name(spec.path)}, (spec.subject,)),)
             problems.append(Problem("DT385", "the sink is a part of the source", evidence, fixes, spec.path))
     if problems:
         raise ConfigError(problems)

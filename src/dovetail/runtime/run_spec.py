@@ -293,6 +293,18 @@ def missing_code(job: RunSpec) -> list[Problem]:
     return found
 
 
+def leaf_sinks(data: Any, folder: Path) -> dict[str, str]:
+    """Path of a sink -> the leaf stage that it belongs to, if the file has one sink per leaf."""
+    sink = data.get("sink") if isinstance(data, Mapping) else None
+    stages = sink.get("stages") if isinstance(sink, Mapping) else None
+    found: dict[str, str] = {}
+    for stage, value in stages.items() if isinstance(stages, Mapping) else ():
+        path = value.get("path") if isinstance(value, Mapping) else value
+        if isinstance(path, str):
+            found[absolute_path(path, folder, pattern=False)] = str(stage)
+    return found
+
+
 def data_beside(file: Path) -> str | None:
     """The name of a data file in the folder of a pipeline file, for a suggestion."""
     from dovetail.data.file_formats import format_from_suffix
