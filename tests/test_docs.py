@@ -311,7 +311,7 @@ def test_the_first_example_of_backfills_runs(tmp_path: Path) -> None:
     printed = executed("start.py", tmp_path)
     for words in (
         "10,000 rows in 10 fragments to compute",
-        "words: finished, ",
+        "words: finished after ",
         "row=17179869895, fragment=4, offset=711",
     ):
         assert words in printed

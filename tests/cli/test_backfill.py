@@ -183,7 +183,8 @@ def place(tmp_path: Path) -> Tables:
 def test_a_column_is_filled_and_the_same_again_does_nothing(place: Tables) -> None:
     done = place.fill("twice", "--udf", "functions:twice")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"twice: finished, {ROWS} rows in ")
+    assert done.stdout.startswith("twice: finished after ")
+    assert f"\n  {ROWS} rows in 4 fragments and " in done.stdout
     assert place.values("twice") == [2 * n for n in range(ROWS)]
     again = place.fill("twice")  # the function is known by now
     assert (again.returncode, again.stdout) == (0, f"twice: nothing to do, {ROWS} rows are already filled\n")
@@ -311,7 +312,8 @@ def test_a_retry_with_changed_code_says_which_rows_the_earlier_code_computed(pla
     assert place.values("checked") == list(range(ROWS))
     done = place.typed(command)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"checked: finished, {ROWS} rows in ")
+    assert done.stdout.startswith("checked: finished after ")
+    assert f"\n  {ROWS} rows in " in done.stdout
 
 
 def test_a_backfill_is_named_by_table_and_column_and_counts_rows(place: Tables) -> None:
@@ -744,7 +746,7 @@ def test_a_signal_drains_and_the_same_command_resumes(place: Tables, number: int
         assert "stopping at the next epoch" in started.err
         assert "Run the same command again to resume" in started.err
         assert "Traceback" not in started.err
-        assert "n2: drained, " in started.out
+        assert "n2: drained after " in started.out
     place.hurry()
     told = place.filled(*command[3:])
     assert told["status"] == "finished"

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from dovetail.backfill.task import PhaseTimes
 from dovetail.errors import PYTHON, Call
-from dovetail.text_format import format_count, format_duration, format_number
+from dovetail.observe.summary_text import ShortSummary
+from dovetail.text_format import format_count, format_duration, format_number, format_percent, plain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.errors import Surface
+    from dovetail.text_format import Paint
 
 PHASE_NAMES = {
     "read": "reading the table",
@@ -22,6 +24,8 @@ PHASE_NAMES = {
     "commit": "commits",
     "start": "starting the workers",
 }
+MIN_SHOWN_SHARE = 0.05
+"""Phases with a smaller share of the time are not shown."""
 WORKER_PHASES = ("read", "compute", "checkpoint", "write")
 
 
@@ -95,42 +99,59 @@ class BackfillResult:
     def __str__(self) -> str:
         return self.render(PYTHON)
 
-    def render(self, surface: Surface) -> str:
-        """The summary, with calls as this surface spells them."""
-        lines = [self._headline()]
-        if self.rows:
-            lines.append(f"  time of {format_count(self.workers, 'worker')}: {time_breakdown_text(self.times)}")
-            lines.append(f"  slowest: {PHASE_NAMES[self.slowest]}")
-        if self.errors:
-            rows = format_rows(self.errors)
-            calls = [surface.call(Call(f"table.{name}", (self.column,))) for name in ("errors", "retry_errors")]
-            lines.append(f"  {rows} failed: {', '.join(calls)}")
-        return "\n".join(lines + [f"  note: {surface.text(note)}" for note in self.notes])
-
-    def _headline(self) -> str:
+    def render(self, surface: Surface, paint: Paint = plain) -> str:
+        """The summary, at most five lines and notes, with calls as this surface spells them."""
         if not self.rows and not self.fragments:
-            failed = f", {self.failed_before:,} of them failed (NULL)" if self.failed_before else ""
-            are = "is" if self.done_before == 1 else "are"
-            done = f", {format_rows(self.done_before)} {are} already filled{failed}" if self.done_before else ""
-            return f"{self.column}: nothing to do{done}"
-        text = f"{self.column}: {self.status}, {format_rows(self.rows)} in {format_duration(self.seconds)}"
-        if self.rows:
-            text += f" ({format_number(self.rows_per_s)} rows/s)"
-        text += f", {format_count(self.fragments, 'fragment')} in {format_count(self.commits, 'commit')}"
-        if self.kept or self.done_before:
-            earlier = self.done_before + self.kept
-            text += f"; {format_rows(earlier)} {'was' if earlier == 1 else 'were'} already filled"
-        return text
+            lines = [self._nothing_to_do_text()]
+        else:
+            lines = self._short_summary(surface).lines(paint)
+        return "\n".join(lines + [f"note: {surface.text(note)}" for note in self.notes])
+
+    def _nothing_to_do_text(self) -> str:
+        failed = f", {self.failed_before:,} of them failed (NULL)" if self.failed_before else ""
+        are = "is" if self.done_before == 1 else "are"
+        done = f", {format_rows(self.done_before)} {are} already filled{failed}" if self.done_before else ""
+        return f"{self.column}: nothing to do{done}"
+
+    def _short_summary(self, surface: Surface) -> ShortSummary:
+        rate = f"{format_number(self.rows_per_s)} rows/s, {format_count(self.workers, 'worker')}"
+        return ShortSummary(
+            name=self.column,
+            status=self.status,
+            seconds=self.seconds,
+            counts=self._count_text(),
+            rate=f"{format_number(self.rows_per_s)} rows/s, {format_count(self.workers, 'worker')}"
+            if self.rows
+            else "",
+            limit=limit_text(self.slowest, self.times) if self.rows else "",
+            next=self._next_step(surface),
+        )
+
+    def _count_text(self) -> str:
+        """'10,000 rows in 10 fragments and 2 commits, 1 failed; 200 rows were already filled'."""
+        fragments, commits = format_count(self.fragments, "fragment"), format_count(self.commits, "commit")
+        text = f"{format_rows(self.rows)} in {fragments} and {commits}, {self.errors:,} failed"
+        earlier = self.done_before + self.kept
+        if not earlier:
+            return text
+        return f"{text}; {format_rows(earlier)} {'was' if earlier == 1 else 'were'} already filled"
+
+    def _next_step(self, surface: Surface) -> str:
+        if self.status != "finished":
+            return surface.call(Call("table.backfill", (self.column,)))
+        if self.errors:
+            return surface.call(Call("table.errors", (self.column,)))
+        return f"dovetail status {self.run}" if self.run else ""
 
 
-def time_breakdown_text(times: PhaseTimes) -> str:
-    """'the function 78 %, reading the table 12 %; starting the workers 0.6 s': shares of the workers' time, largest
-    first, then the times of the driver."""
+def limit_text(slowest: str, times: PhaseTimes) -> str:
+    """'the function 78 %, reading the table 12 % of the time of the workers'; the slowest phase first, which may be one
+    of the driver: 'starting the workers 0.6 s; ...'."""
     parts = times.parts()
-    driver_times = {name: parts.pop(name) for name in ("start", "commit")}
-    total = sum(parts.values()) or 1.0
-    shares = sorted(((seconds / total, name) for name, seconds in parts.items()), reverse=True)
-    worker_text = ", ".join(f"{PHASE_NAMES[name]} {100 * share:.0f} %" for share, name in shares if share >= 0.005)
-    return f"{worker_text}; " + ", ".join(
-        f"{PHASE_NAMES[name]} {format_duration(seconds)}" for name, seconds in driver_times.items()
-    )
+    total = sum(parts[name] for name in WORKER_PHASES) or 1.0
+    shares = sorted(((parts[name] / total, name) for name in WORKER_PHASES), reverse=True)
+    shown = [f"{PHASE_NAMES[name]} {format_percent(share)}" for share, name in shares if share >= MIN_SHOWN_SHARE]
+    workers = f"{', '.join(shown)} of the time of the workers" if shown else ""
+    if slowest in WORKER_PHASES:
+        return workers
+    return "; ".join(filter(None, (f"{PHASE_NAMES[slowest]} {format_duration(parts[slowest])}", workers)))

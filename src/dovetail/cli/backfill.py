@@ -15,6 +15,7 @@ import click
 import dovetail as dt
 from dovetail.cli import SuggestingGroup
 from dovetail.cli.backfill_options import fill_options, parsed_command, selection_options, table_arguments
+from dovetail.cli.colour import paint
 from dovetail.cli.options import json_option
 from dovetail.errors import Call, nearest_word
 from dovetail.text_format import format_count
@@ -230,7 +231,7 @@ def _run_and_report(fill: Callable[[], BackfillResult], surface: BackfillSurface
         except KeyboardInterrupt:
             click.echo("interrupted; finished work is kept. Run the same command again to resume.", err=True)
             sys.exit(128 + by[-1])
-    click.echo(json.dumps(_result_json(result, surface), indent=2) if as_json else result.render(surface))
+    click.echo(json.dumps(_result_json(result, surface), indent=2) if as_json else result.render(surface, paint))
     if result.status != "finished":
         click.echo("stopped early. Run the same command again to resume.", err=True)
         sys.exit(128 + by[-1])
