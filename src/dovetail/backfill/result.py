@@ -120,9 +120,7 @@ class BackfillResult:
             status=self.status,
             seconds=self.seconds,
             counts=self._count_text(),
-            rate=f"{format_number(self.rows_per_s)} rows/s, {format_count(self.workers, 'worker')}"
-            if self.rows
-            else "",
+            rate=rate if self.rows else "",
             limit=limit_text(self.slowest, self.times) if self.rows else "",
             next=self._next_step(surface),
         )
