@@ -338,6 +338,15 @@ def test_status_and_errors_show_the_row_with_which_a_backfill_failed(place: Tabl
     )
 
 
+def test_the_next_command_of_a_failed_backfill_resumes_it(place: Tables) -> None:
+    place.refused("checked", "--udf", "functions:no_seven", code=1)
+    (place.folder / "mended").touch()
+    (fix, *_) = fixes(place.run("cancel").stderr)  # which is too late
+    assert fix.startswith("dovetail backfill run ")
+    assert place.typed(fix).returncode == 0
+    assert place.values("checked") == list(range(ROWS))
+
+
 @pytest.mark.parametrize(("option", "action"), [("--resume", "run"), ("--retry-errors", "retry")])
 def test_a_backfill_is_resumed_and_retried_by_its_own_commands(place: Tables, option: str, action: str) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")

@@ -35,6 +35,7 @@ def make_run(folder: Path, status: str = "running", pid: int | None = None, **mo
         "host": socket.gethostname(),
         "heartbeat": time.time(),
         "progress": {"finished": 7},
+        "more": {"asked": {"file": "p.yaml"}},
     }
     (folder / "run.json").write_text(json.dumps(header | more))
     (folder / "commit.log").write_text('{"begin":1}\n')

@@ -12,7 +12,7 @@ from dovetail.cli.options import json_option, output_option, run_argument
 from dovetail.cli.output_file import write_file
 from dovetail.observe.control_socket import send_request
 from dovetail.observe.history import RunHistory, run_status
-from dovetail.observe.run_folder import find_run, read_json_object, run_reference
+from dovetail.observe.run_folder import find_run, read_json_object, resume_instruction, run_reference
 from dovetail.observe.trace import trace_json
 
 POLL_S = 0.05
@@ -32,9 +32,8 @@ def stop_run(run: str, command: str, *, wait: bool, as_json: bool) -> None:
     elif not wait:
         click.echo(f"sent {command} to run {folder.id}; follow it with: dovetail status {name} --watch", err=True)
     else:
-        can_resume = status != "finished" and folder.is_resumable
-        next_command = f"dovetail run --resume {name}" if can_resume else f"dovetail status {name}"
-        click.echo(f"run {folder.id} is {status}; next: {next_command}", err=True)
+        resume = resume_instruction(folder.path) if status != "finished" else ""
+        click.echo(f"run {folder.id} is {status}; next: {resume or f'dovetail status {name}'}", err=True)
 
 
 @click.command(

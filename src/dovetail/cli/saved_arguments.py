@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import ConfigError, Problem
-from dovetail.observe.run_folder import find_run, read_json_object, run_reference
-from dovetail.observe.summary_text import backfill_command
+from dovetail.observe.run_folder import backfill_command, find_run, read_json_object, run_reference
 from dovetail.runtime.run_spec import STDIO, absolute_path
 
 if TYPE_CHECKING:

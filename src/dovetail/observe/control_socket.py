@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
 from dovetail.observe.history import run_status
-from dovetail.observe.run_folder import RunFolder, read_json_object, run_reference
+from dovetail.observe.run_folder import RunFolder, read_json_object, resume_instruction, run_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,8 +163,9 @@ def _check_running(folder: Path) -> None:
     if status != "running":
         words = {"lost": "lost: its process exited"}.get(status, status)
         fixes: tuple[str, ...] = (f"dovetail status {name}", "dovetail ls --status running")
-        if status != "finished" and RunFolder(folder).is_resumable:
-            fixes = (f"dovetail run --resume {name}", *fixes)
+        resume = resume_instruction(folder) if status != "finished" else ""
+        if resume:
+            fixes = (resume, *fixes)
         raise ConfigError(Problem("DT361", f"run {folder.name} is not running: it is {words}", fixes=fixes))
     host = header.get("host")
     if host != socket.gethostname():

@@ -292,15 +292,20 @@ def run_reference(folder: str | Path) -> str:
     return shlex.quote(path.name if path.parent == runs_folder() else str(path))
 
 
+def backfill_command(action: str, table: str, column: str) -> str:
+    """The command for a column of a table: dovetail backfill errors clips.lance length."""
+    return shlex.join(["dovetail", "backfill", action, table, column])
+
+
 def resume_instruction(folder: str | Path) -> str:
     """How to resume a run, as it was started, by the command line or by a program; empty: it cannot be resumed."""
     run = RunFolder(Path(folder))
+    more = read_json_object(run.header).get("more")
+    if isinstance(more, dict) and more.get("column"):
+        return backfill_command("run", str(more.get("table", "")), str(more["column"]))
     if not run.is_resumable:
         return ""
-    more = read_json_object(run.header).get("more")
     if isinstance(more, dict) and "asked" in more:
         return f"dovetail run --resume {run_reference(folder)}"
-    if isinstance(more, dict) and "column" in more:
-        return "run the same backfill again"
     where = run.id if run.path.parent == runs_folder() else str(folder)
     return f'dt.run(..., resume="{where}") with the same arguments'

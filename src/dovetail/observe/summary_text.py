@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dovetail.observe.history import run_status
-from dovetail.observe.run_folder import number_field, resume_instruction, run_reference, runs_folder
+from dovetail.observe.run_folder import backfill_command, number_field, resume_instruction, run_reference, runs_folder
 from dovetail.observe.stage_counts import count_stages, merge_counts
 from dovetail.observe.terminal import display_path, terminal_width
 from dovetail.pipeline.units import short_unit_name
@@ -366,11 +366,6 @@ def _node_row(node: NodeSummary) -> tuple[str, ...]:
     memory += "" if node.memory_bytes is None else f" of {format_size(node.memory_bytes)}"
     cards = "-" if node.gpu_share is None else format_percent(node.gpu_share)
     return node.name + ("" if node.left is None else " (left)"), workers or "-", cpus, memory, cards
-
-
-def backfill_command(action: str, table: str, column: str) -> str:
-    """The command for a column of a table: dovetail backfill errors clips.lance length."""
-    return shlex.join(["dovetail", "backfill", action, table, column])
 
 
 def next_step_lines(summary: RunSummary) -> list[str]:
