@@ -156,8 +156,8 @@ def test_a_run_uses_home_cluster_and_verbosity_of_the_project_file(place: Place)
     done = place.run("run", "p.yaml", DOVETAIL_HOME="")
     assert done.returncode == 0, done.stderr
     assert len(list((place.folder / "store" / "runs").iterdir())) == 1
-    assert "items/s each" not in done.stderr, "quiet: no table of the plan"
-    assert "items/s each" in place.run("run", "p.yaml", DOVETAIL_HOME="", DOVETAIL_VERBOSITY="normal").stderr
+    assert "double 2 workers" not in done.stderr, "quiet: no plan"
+    assert "double 2 workers" in place.run("run", "p.yaml", DOVETAIL_HOME="", DOVETAIL_VERBOSITY="normal").stderr
 
 
 def test_python_uses_the_project_file(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
