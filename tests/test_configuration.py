@@ -142,6 +142,17 @@ def test_commands_use_the_configured_cluster_unless_another_is_given(place: Plac
     assert "of 8\n" in place.run("simulate", "p.yaml", "--limit", "10").stdout
 
 
+def test_a_cluster_that_is_typed_wins_over_a_configured_ray(place: Place) -> None:
+    """Ray is not contacted."""
+    written(place.folder / "dovetail.toml", 'engine = "ray:127.0.0.1:1"\n')
+    for command in ("plan", "simulate", "explain"):
+        done = place.run(command, "p.yaml", "--cluster", "1x(3cpu)")
+        assert done.returncode == 0, done.stderr
+    assert place.run("run", "p.yaml", "--cluster", "1x(2cpu, 4GB)").returncode == 0
+    assert place.run("run", "p.yaml", "--engine", "local").returncode == 0
+    assert place.run("plan", "p.yaml").returncode == 5
+
+
 def test_an_error_of_a_configured_cluster_names_the_line(place: Place) -> None:
     path = written(place.folder / "dovetail.toml", 'cluster = "(4cpu, 2xH10O)"\n')
     for command in (["plan", "p.yaml"], ["run", "p.yaml"], ["simulate", "p.yaml"]):

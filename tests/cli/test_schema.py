@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
+import dovetail as dt
 from dovetail.cli.schema import SCHEMAS, reference_page, schema
 
 
@@ -21,6 +25,26 @@ def test_every_schema_is_valid_json_with_a_title() -> None:
     for kind in SCHEMAS:
         result = CliRunner().invoke(schema, [kind])
         assert json.loads(result.stdout)["title"] == f"Dovetail {kind}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "valid"),
+    [
+        ("cluster", {"nodes": [{"cpus": 4}, {"count": 2, "instance": "p5.48xlarge", "labels": {"a": "b"}}]}, True),
+        ("cluster", {"nodes": [{"cpus": 4, "instance": "p5.48xlarge"}]}, False),
+        ("cluster", {"nodes": [{"instance": "p5.48xlarge", "gpus": ["2xL4"]}]}, False),
+        ("cluster", {"nodes": [{"memory": "4GB"}]}, False),
+        ("pipeline", {"defaults": {"on_error": "skip"}, "stages": [{"name": "a", "run": "m:f"}]}, True),
+        ("pipeline", {"defaults": {"workers": 4}, "stages": [{"name": "a", "run": "m:f"}]}, False),
+        ("pipeline", {"defaults": {"retries": -1}, "stages": [{"name": "a", "run": "m:f"}]}, False),
+    ],
+)
+def test_the_schema_accepts_what_a_file_may_say(kind: str, data: dict[str, Any], valid: bool) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    assert jsonschema.Draft202012Validator(SCHEMAS[kind]()).is_valid(data) == valid
+    read = dt.Cluster.from_dict if kind == "cluster" else dt.Pipeline.from_dict
+    with nullcontext() if valid else pytest.raises(dt.ConfigError):
+        read(data)
 
 
 def test_the_reference_page_is_generated_from_the_declarations() -> None:
