@@ -119,13 +119,16 @@ def test_each_end_of_a_pipeline_has_its_sink(place: Place) -> None:
     assert place.result("odd.jsonl") == WANTED[1::2]
 
 
-def test_a_run_offers_changes_that_would_make_it_faster_and_they_work_when_pasted(place: Place) -> None:
+def test_a_run_offers_changes_that_would_make_it_faster_and_they_work_when_pasted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.cli.run_report.MIN_IMPROVABLE_S", 0.0)
     (place.folder / "steps.py").write_text(
         "import time\ndef wait(rows):\n    time.sleep(0.02 * len(rows))\n    return rows\n"
     )
-    (place.folder / "in.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(250)))
+    (place.folder / "in.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(60)))
     place.file("source: in.jsonl\nsink: out.jsonl", "wait")
-    done = place.run_process("run", "p.yaml", *CLUSTER)
+    done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
     reason, change = next(pairwise(done.stderr[done.stderr.index("faster") :].splitlines()))
     assert reason.startswith("faster      a worker of wait requests 1 CPU and uses 0.")

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from dovetail.observe.summary import RunSummary
     from dovetail.runtime.run_spec import RunSpec
 
-MIN_IMPROVABLE_S, MAX_NODES_TO_IMPROVE = 2.0, 100
-"""Shorter runs, and runs on more nodes, get no advice: it would take long in comparison."""
+MIN_IMPROVABLE_S, MAX_NODES_TO_IMPROVE = 20.0, 100
+"""Shorter runs, and runs on more nodes, get no advice: it is not worth it, or would take long."""
 WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
