@@ -18,10 +18,14 @@ pytestmark = pytest.mark.time_limit
 
 def test_all_invalid_arguments_are_reported_together(tmp_path: Path) -> None:
     wrong: Any = {"engine": "lokal", "max_errors": -1, "ordered": "no", "options": {"a": 1}, "run_dir": 5}
-    not_a_pipeline: Any = [same]
+    not_a_pipeline: Any = same
     with pytest.raises(dt.ConfigError) as told:
         dt.run(not_a_pipeline, 5, **wrong)
     assert sorted(told.value.codes) == ["DT331", "DT332", "DT337", *["DT338"] * 4]
+    wrong_list: Any = [same, 5]
+    with pytest.raises(dt.ConfigError) as listed:
+        dt.run(wrong_list, 5, **wrong)
+    assert sorted(listed.value.codes) == ["DT034", "DT331", "DT332", *["DT338"] * 4]
     for name in ("lokal", "max_errors=-1", "ordered='no'", "options=", "run_dir=5"):
         assert name in str(told.value)
 

@@ -209,7 +209,7 @@ def test_a_list_of_functions_is_a_pipeline() -> None:
     run = dt.run([dt.each(double), odd, double_all], range(10), cluster="1x(2cpu, 4GB)")
     assert sorted(run) == []
     assert [stage for unit in run.plan.units for stage in unit.stages] == ["double", "odd", "double_all"]
-    with pytest.raises(dt.PipelineError, match=r"is not a dt\.Stage or a function"):
+    with pytest.raises(dt.ConfigError, match=r"is not a dt\.Stage or a function"):
         dt.run([5], range(3))  # type: ignore[list-item]
 
 

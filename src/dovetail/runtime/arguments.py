@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 from types import GeneratorType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.configuration import at_origin
 from dovetail.engines.ray.address import FORMS, RayAddress, is_ray_engine
@@ -17,6 +17,7 @@ from dovetail.errors import (
     ConfigError,
     Expression,
     Given,
+    PipelineError,
     Problem,
     Text,
     argument_problem,
@@ -30,7 +31,7 @@ from dovetail.scheduling.plan import Plan
 from dovetail.streaming.settings import StreamOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dovetail.errors import Fix
 
@@ -54,7 +55,7 @@ def check_arguments(
 ) -> None:
     problems = [
         *engine_errors(engine),
-        *_pipeline_errors(pipeline, plan),
+        *(_list_errors(pipeline) if isinstance(pipeline, list | tuple) else _pipeline_errors(pipeline, plan)),
         *_source_errors(source),
         *_other_errors(options, max_errors, limit, run_dir, flags),
         *share_errors(engine, share, env_from),
@@ -149,6 +150,15 @@ def _pipeline_errors(pipeline: object, plan: object) -> Iterator[Problem]:
         if planned != wanted:
             evidence = (f"planned: {', '.join(planned)}", f"in the pipeline: {', '.join(wanted)}")
             yield Problem("DT338", "the plan is for another pipeline", evidence, ("plan=dt.plan(pipeline, cluster)",))
+
+
+def _list_errors(stages: Iterable[Any]) -> tuple[Problem, ...]:
+    """Problems of a list of stages and functions as a pipeline."""
+    try:
+        Pipeline(stages)
+    except PipelineError as error:
+        return error.problems
+    return ()
 
 
 def _source_errors(source: object) -> Iterator[Problem]:

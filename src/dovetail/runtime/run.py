@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -13,6 +13,7 @@ from dovetail.data.interfaces import SourceAndSink
 from dovetail.data.iterator_sink import IteratorSink
 from dovetail.documents.configuration import QUIET, VERBOSE, ConfiguredText, configured
 from dovetail.engines.ray.address import is_ray_engine
+from dovetail.errors import PipelineError
 from dovetail.pipeline.error_policy import parse_max_errors
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.admission import print_stderr
@@ -129,7 +130,8 @@ def run(
     verbose = verbose or verbosity == VERBOSE
     progress = False if progress is None and verbosity == QUIET else progress
     if isinstance(pipeline, list | tuple):
-        pipeline = Pipeline(pipeline)
+        with suppress(PipelineError):  # `check_arguments` reports its problems with all others
+            pipeline = Pipeline(pipeline)
     if not isinstance(pipeline, Pipeline) and isinstance(pipeline, Startable):
         own = {"source": source or None, "engine": engine, "mode": mode, "ordered": ordered, "sink": sink}
         own |= {"max_errors": max_errors}
