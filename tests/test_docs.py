@@ -103,6 +103,7 @@ VARYING = (
     (r"'text': '\w+'", "'text': 'WORD'"),
     (r"[\d:.]+ \[(\w+) \d+\] worker \d+", r"TIME [\1 N] worker N"),
     (r"\b\d+ of 3001(?= +(R/s|-))", "N of 3001"),
+    (r"standard error (\S+ %|unknown)", "standard error E"),
     (r" +", " "),
 )
 """What differs: pattern -> what is compared instead."""

@@ -31,10 +31,11 @@ from dovetail.scheduling.planner import DEFAULT_HEADROOM
 from dovetail.text_format import format_duration, format_percent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dovetail.cli.engine_option import TargetCluster
     from dovetail.runtime.run_spec import RunSpec
+    from dovetail.scheduling.demand import Profile
 
 DEFAULT_PROBE_ITEMS = 1000
 
@@ -191,7 +192,7 @@ def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
     """Measures the stages; the next plan finds the stored measurements."""
     from dovetail.runtime.probe import probe
     from dovetail.runtime.run_spec import add_import_path, missing_code, open_source_and_sink
-    from dovetail.runtime.stage_profiles import TARGET_ERROR, load_profiles, source_sink_kinds
+    from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
 
     add_import_path(job.file.parent)
     problems = missing_code(job)
@@ -203,13 +204,20 @@ def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
         raise dt.ConfigError(problems)
     probed = probe(job.pipeline, open_source_and_sink(job)[0], items, cluster)
     measured = load_profiles(job.pipeline, dt.Cluster.of(cluster), *source_sink_kinds(job))
-    errors = [profile.standard_error for profile in measured.values() if profile.standard_error is not None]
-    error = f", standard error {format_percent(max(errors))}" if errors else ""
-    click.echo(f"probed with {probed.read} items in {format_duration(probed.seconds)}{error}", err=True)
-    if errors and max(errors) > TARGET_ERROR:
-        click.echo("note: the times of items vary much; a larger N measures better", err=True)
+    said = f"probed with {probed.read} items in {format_duration(probed.seconds)}"
+    click.echo(f"{said}, standard error {_standard_error_text(measured)}", err=True)
     if probed.read < max(stage.batch_size for stage in job.pipeline):
         click.echo("note: this is less than one batch of a stage; a larger N measures better", err=True)
+
+
+def _standard_error_text(measured: Mapping[str, Profile]) -> str:
+    """The largest standard error of the stages that take much of the time."""
+    from dovetail.runtime.stage_profiles import MIN_TIME_SHARE
+
+    slowest = min(profile.rate for profile in measured.values())
+    errors = [profile.standard_error for profile in measured.values() if MIN_TIME_SHARE * profile.rate <= slowest]
+    known = [error for error in errors if error is not None]
+    return format_percent(max(known)) if len(known) == len(errors) else "unknown"
 
 
 def plan_run_spec(
