@@ -63,6 +63,9 @@ def test_the_string_of_a_summary_is_the_five_lines_and_its_repr_is_one(path: Pat
 def test_a_finished_run_without_failures_offers_its_details(path: Path) -> None:
     summary = replace(summary_of(path, "given"), failed=0)
     assert short_summary(summary).next == f"dovetail status {RUN_ID}"
+    advice = ("stage a uses 3.1 CPUs per worker and requests 1: Resources(cpus=3)", "another change")
+    assert short_summary(replace(summary, advice=advice)).next == advice[0]
+    assert short_summary(replace(summary, advice=advice, failed=1)).next == f"dovetail errors {RUN_ID}"
 
 
 @pytest.mark.parametrize("status", ["failed", "drained", "cancelled", "lost"])

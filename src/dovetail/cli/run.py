@@ -96,8 +96,11 @@ imported. Paths on the command line are relative to the current folder.
 Without a sink, results are written to stdout, one JSON value per line.
 
 \b
-Ctrl-C or SIGTERM: stop reading input and finish the work in flight.
-A second time: stop immediately. In both cases, --resume continues the run.
+Ctrl-C or SIGTERM: stop at the next epoch. A second time: stop immediately.
+In both cases, --resume continues the run.
+
+\b
+A run prints five lines at its end; dovetail status shows all figures.
 
 \b
 Exit codes: 0 finished, 1 the run failed, 2 usage or configuration error,

@@ -154,10 +154,12 @@ def limit_shares(summary: RunSummary) -> list[tuple[float, str]]:
 
 
 def next_command(summary: RunSummary) -> str:
-    """The most useful next command: resume, look at failed items, or look at the details."""
+    """The most useful next step: resume, look at failed items, change a request, or look at the details."""
     run = run_reference(summary.folder)
     resume = resume_instruction(summary.folder) if summary.status in RESUMABLE_STATUS else ""
-    return resume or (f"dovetail errors {run}" if summary.failed else f"dovetail status {run}")
+    if resume or summary.failed:
+        return resume or f"dovetail errors {run}"
+    return summary.advice[0] if summary.advice and summary.status == "finished" else f"dovetail status {run}"
 
 
 def status_text(summary: RunSummary, paint: Paint = plain) -> str:
