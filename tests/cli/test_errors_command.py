@@ -107,6 +107,16 @@ def test_errors_are_filtered_and_printed_as_json(skipping: Place) -> None:
     assert "no failed items that match" in other.stderr
 
 
+def test_an_item_that_ended_an_earlier_attempt_is_shown_once_or_not_at_all(place: Place) -> None:
+    place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
+    assert place.run("run", "p.yaml", *CLUSTER).returncode == 1
+    assert "ended the run" in place.run("errors").stdout
+    assert place.run("run", "--resume", "last", "--set", "stages.*.on_error=skip").returncode == 0
+    shown = place.run("errors").stdout
+    assert "ended the run" not in shown
+    assert shown.count("in.jsonl:8 ") == 1
+
+
 def test_a_run_without_failed_items_says_so(place: Place) -> None:
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 0
     shown = place.run("errors")

@@ -195,8 +195,9 @@ class RunHistory:
         return [it for it in self.timeline if it.kind == "note" and it.data.get("what") == what]
 
     def failures(self) -> list[RecordedFailure]:
-        """The failed items that were recorded."""
-        return read_failures(self.folder.errors)
+        """The failed items that were recorded. An item that ended an earlier attempt was processed again since."""
+        has_failed = self.header.get("status") == "failed"
+        return [failure for failure in read_failures(self.folder.errors) if has_failed or not failure.ended_run]
 
 
 def run_status(header: Mapping[str, Any], wall: float) -> str:
