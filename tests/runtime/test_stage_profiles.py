@@ -253,7 +253,7 @@ def test_a_second_run_plans_from_measurements_of_the_first_and_reports_it() -> N
     assert told.planned == second.plan.rate
     assert told.planned_from == "measured"
     assert told.to_dict()["expected"] == second.plan.rate
-    assert "by the plan (from earlier runs)" in str(told)
+    assert "predicted from earlier runs" in str(told)
     third = run_to_end(pipe, range(400))
     assert any("was measured in 2 runs, the last" in note for note in third.plan.notes)
     assert {unit.rate_source for unit in run_to_end(pipe, range(10), profiles=False).plan.units} == {"assumed"}
