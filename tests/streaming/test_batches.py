@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +16,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives
 from dovetail.streaming.settings import StreamOptions
-from streaming.harness import ManualStream, Rig, numbers, of_kind, simulate_stages, stage
+from streaming.harness import UNTRACKED, ManualStream, Rig, numbers, of_kind, simulate_stages, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import Key
@@ -130,6 +130,19 @@ def test_items_that_never_reach_a_unit_do_not_keep_epochs_small() -> None:
     )
     assert len(rig.all(Deliver)) < 500
     assert rig.out("rare") == Counter([(50_000,)])
+
+
+@pytest.mark.parametrize("returns", [0.0, 0.001])
+def test_a_unit_that_gets_few_items_or_none_does_not_delay_commits(returns: float) -> None:
+    rig = simulate_stages(
+        [stage("slow", workers=4), stage("rare", batch_size=8)],
+        {"slow": Behaviour(1.0, returns=returns), "rare": Behaviour(0.01)},
+        4000,
+        options=DURABLE,
+        world=UNTRACKED,
+    )
+    times = [now for now, _ in rig.timed(Deliver)]
+    assert max(after - before for before, after in pairwise(times)) <= 6.0
 
 
 def test_many_short_batches_share_a_message_and_the_function_sees_its_batch_size() -> None:

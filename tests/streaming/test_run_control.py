@@ -29,7 +29,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.control.loop import run_loop
 from dovetail.engines.simulated.arrivals import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.world import Behaviour, Gives, PostEvent, ScriptedEvent
+from dovetail.engines.simulated.world import Behaviour, Gives, Lognormal, PostEvent, Raises, ScriptedEvent
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
 from streaming.harness import ManualStream, numbers, of_kind, simulate_stages, stage
@@ -115,6 +115,38 @@ def test_a_drain_finishes_everything_that_was_read_if_the_run_cannot_be_resumed(
     script = (ScriptedEvent(20.0, PostEvent(Drain())),)
     rig = simulate_stages([stage("slow", workers=2)], {"slow": Behaviour(0.5)}, 1000, script=script, options=options)
     assert sum(rig.out("slow").values()) == rig.stream.state.items_read < 1000
+
+
+@pytest.mark.parametrize("drain_s", [3.0, 6.7, 11.1])
+def test_a_drain_of_an_ordered_run_leaves_no_gap(drain_s: float) -> None:
+    stages = [stage("a", workers=4), stage("b", workers=3)]
+    behaviours = {"a": Behaviour(0.3, spread=Lognormal(2.0)), "b": Behaviour(0.5)}
+    options = StreamOptions(ordered=True, target_epoch_batches=1, target_epoch_s=0.01)
+    script = (ScriptedEvent(drain_s, PostEvent(Drain())),)
+    rig = simulate_stages(stages, behaviours, 200, options=options, script=script)
+    rest = simulate_stages(stages, behaviours, 200, options=options, resume=rig.data.log)
+    firsts = [deliver.first for deliver in [*rig.data.log, *rest.data.log] if deliver.outputs]
+    assert firsts == sorted(firsts)
+    assert rig.stream.epoch_tracker.undelivered == {}
+    assert rig.out("b") + rest.out("b") == numbers(200)
+
+
+def test_failed_items_of_epochs_that_a_drain_drops_do_not_count() -> None:
+    odd_fail = Behaviour(0.01, item=lambda key, _: Raises() if key[0] % 2 else Gives())
+    rig = simulate_stages(
+        [stage("a", on_error="skip", retries=0, workers=2), stage("b", workers=1, batch_size=4)],
+        {"a": odd_fail, "b": Behaviour(5.0)},
+        400,
+        script=(ScriptedEvent(8.0, PostEvent(Drain())),),
+    )
+    assert rig.stream.state.items_failed == sum(rig.failed().values())
+
+
+def test_the_rate_of_a_slow_source_is_known_and_that_of_a_fast_one_is_not() -> None:
+    slow = simulate_stages([stage("a")], {"a": Behaviour(0.001)}, 60, source={"rate": 2.0})
+    assert slow.stream.feeder.source_rate() == pytest.approx(2.0, rel=0.1)
+    fast = simulate_stages([stage("a", workers=1)], {"a": Behaviour(0.1)}, 200, source={"rate": 1000.0})
+    assert fast.stream.feeder.source_rate() is None
 
 
 def test_a_drain_before_anything_was_read_ends_the_run() -> None:

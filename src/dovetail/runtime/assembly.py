@@ -61,6 +61,10 @@ MAX_FAILED_ITEM_BYTES = 256 << 20
 """Size limit of the failed items that a durable run keeps for a retry."""
 
 
+PROBE_RUN = "probe"
+"""`what` of a probe run."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
     """Settings of recording and display, and the description of a run."""
@@ -166,7 +170,7 @@ class AdmittedRun:
         undo.callback(_close_observers, observers, engine)
         telemetry = DelayedTelemetry(engine, units, plan.cluster, recorder)
         if profile_keys is not None:
-            from dovetail.runtime.stage_profiles import PROBE_RUN, ProfileObserver
+            from dovetail.runtime.stage_profiles import ProfileObserver
 
             is_probe = self.launch_options.what == PROBE_RUN
             observers.append(

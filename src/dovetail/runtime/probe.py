@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.data.sample import PIECES, Sample
 from dovetail.errors import ConfigError, InfeasibleError, Problem, RunError
+from dovetail.runtime.assembly import PROBE_RUN
 from dovetail.runtime.sites import HOP_S
-from dovetail.runtime.stage_profiles import MIN_PROBE_ITEMS, PROBE_RUN
+from dovetail.runtime.stage_profiles import MIN_PROBE_ITEMS
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.settings import StreamOptions
 

@@ -20,6 +20,7 @@ from dovetail.runtime.admission import print_stderr
 from dovetail.runtime.arguments import check_arguments
 from dovetail.runtime.assembly import (
     FIRST_REPLAN_S,
+    PROBE_RUN,
     AdmittedRun,
     LaunchOptions,
     create_locked_run,
@@ -321,7 +322,7 @@ def _stream_options(request: RunRequest, cluster: Cluster, sinks: SinkRequest) -
     usual = replace(usual, byte_budget=limit_payload_memory(usual, cluster))
     if durable:
         usual = replace(usual, max_epoch_s=MAX_DURABLE_EPOCH_S, target_message_s=DURABLE_MESSAGE_S)
-    found = replace(request.options or usual, drain_finishes_input=not durable)
+    found = replace(request.options or usual, drain_finishes_input=not durable and request.launch.what != PROBE_RUN)
     if durable:
         found = replace(found, eager=False, ordered_batches=sinks.in_order)
     if ordered:

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 USUAL_MESSAGE_S = StreamOptions().target_message_s
 """Least work in a message once the speed of its unit is known."""
-PROBE_RUN = "probe"
-"""`what` of a probe run."""
 MIN_PROBE_ITEMS, MIN_PROBE_S = 50, 1.0
 MIN_PROBE_MESSAGES = 8
 TARGET_ERROR = 0.1
@@ -354,9 +352,14 @@ class ProfileObserver:
                 kind[message.unit] = _WorkTime.of(len(spec.stages))
             kind[message.unit].add(slot_s, event.cpu_s, event.stages)
 
+    def _reads_iterable(self) -> bool:
+        return all(key.reads in ("", "iterable") for keys in self._keys.values() for key in keys)
+
     def measured(self, view: StreamView) -> dict[ProfileKey, StageMeasurement]:
         """Measurements of stages that did work, under all their keys."""
         peaks = self._peaks()
+        # a probe seeks in files, which takes longer than reading them
+        source_rate = None if self._probe and not self._reads_iterable() else view.source_rate
         found: dict[ProfileKey, StageMeasurement] = {}
         for unit in view.units:
             steady = self._steady.get(unit.name)
@@ -383,5 +386,5 @@ class ProfileObserver:
                         standard_error=work.standard_error if steady else None,
                     )
                     for key in self._keys.get(name, ()):
-                        found[key] = replace(measured, source_rate=view.source_rate) if key.reads else measured
+                        found[key] = replace(measured, source_rate=source_rate) if key.reads else measured
         return found

@@ -276,13 +276,22 @@ class EpochTracker:
                 self.finished_units.append(unit)
 
     def discard_epoch(self, epoch: Epoch) -> None:
-        """Drop an epoch and everything of it that waits at units or holds bytes."""
+        """Drop an epoch, everything of it that waits at units or holds bytes, and its messages that have not begun."""
+        state = self.state
         epoch.discarded = True
-        self.state.remove_epoch(epoch)
+        state.remove_epoch(epoch)
         self.undelivered.pop(epoch.first, None)
-        self.state.add_held_bytes(-epoch.held_bytes)
-        for unit in self.state.units:
+        state.add_held_bytes(-epoch.held_bytes)
+        for unit in state.units:
             unit.drop_epoch(epoch)
+        state.count_failed(-len(epoch.failed_items))
+        for record in epoch.failed_items:
+            state.units_by_name[record.unit].count_failed(-1)
+        for worker in state.workers.values():
+            for message in worker.messages.values():
+                if message.epoch is epoch and not message.cancelled:
+                    message.mark_cancelled()
+                    state.emit(Cancel(message.id, worker.id))
 
 
 class EpochRestarter:
@@ -326,16 +335,8 @@ class EpochRestarter:
         """Discard an epoch and feed its input again."""
         state = self.state
         self.epoch_tracker.discard_epoch(epoch)
-        state.count_failed(-len(epoch.failed_items))
-        for record in epoch.failed_items:
-            state.units_by_name[record.unit].count_failed(-1)
         for unit in state.units:
             unit.reopen()
-        for worker in state.workers.values():
-            for message in worker.messages.values():
-                if message.epoch is epoch and not message.cancelled:
-                    message.mark_cancelled()
-                    state.emit(Cancel(message.id, worker.id))
         items = epoch.last - epoch.first
         state.add_note("epoch", f"{items} source items restart: some of their results were lost", first=epoch.first)
         state.request_replan("epoch restarted")

@@ -27,8 +27,10 @@ MIN_BATCHES_PER_EPOCH = 4
 """Least number of batches per epoch of a unit whose last batch may be incomplete, about half full on average."""
 TARGET_UPDATE_S = 0.25
 """Seconds between two updates of the target size of the epoch that is being filled."""
-MIN_SOURCE_TIME_S, MIN_SOURCE_ITEMS = 0.2, 8
-"""The rate of the source is known after that many seconds of waiting for it, and items."""
+MIN_SOURCE_TIME_S, MIN_SOURCE_ITEMS, MIN_SOURCE_WAIT_SHARE = 0.2, 8, 0.5
+"""The rate of the source is known after that many seconds of waiting for it, items, and share of the time."""
+MAX_RELEVANT_SPEED_FACTOR = 2.0
+"""A unit that is faster than the slowest by this factor has time for incomplete batches."""
 MAX_UNMEASURED_EPOCHS = 64
 """Number of open epochs while the speed of a unit is unknown."""
 MAX_OPEN_EPOCHS = 8
@@ -52,11 +54,10 @@ class Feeder:
         self.items_requested = 0
         self._requested_at = 0.0
         self._source_waited_s = 0.0
-        self._pulled_items = 0
-        """Items of the pull that is being answered."""
+        self._first_answer_at = self._answered_at = 0.0
         self._timed_items = 0
         self._timed_s = 0.0
-        """Items and time of all answered pulls but the first, which contains the opening of the source."""
+        """Items and time of all requests but the first, which contains the opening of the source."""
         self._item_bytes = 0.0
         """Bytes per item of the last source segment."""
         self.gaps: list[tuple[int, int]] = []
@@ -153,8 +154,10 @@ class Feeder:
         return self._source_waited_s + (self.state.now - self._requested_at if self.items_requested else 0.0)
 
     def source_rate(self) -> float | None:
-        """Items per second that the source delivers while items are requested; None: too fast or too few to tell."""
-        is_measured = self._timed_s >= MIN_SOURCE_TIME_S and self._timed_items >= MIN_SOURCE_ITEMS
+        """Items per second that the source delivers; None if the run did not wait for it much of the time, because
+        short requests of a fast source tell nothing about its rate."""
+        least_s = max(MIN_SOURCE_TIME_S, MIN_SOURCE_WAIT_SHARE * (self._answered_at - self._first_answer_at))
+        is_measured = self._timed_s >= least_s and self._timed_items >= MIN_SOURCE_ITEMS
         return self._timed_items / self._timed_s if is_measured else None
 
     def _pull(self) -> None:
@@ -175,7 +178,7 @@ class Feeder:
             items = min(items, max(1, self._max_unmeasured_items() - self._open_items()))
         max_segment_items = self.target_epoch_items()
         segment_items = min(min((unit.message_items for unit in served), default=items), max_segment_items)
-        self.items_requested = self._pulled_items = items
+        self.items_requested = items
         self._requested_at = self.state.now
         self.state.emit(Pull(first, items, segment_items, max_segment_items))
 
@@ -205,18 +208,29 @@ class Feeder:
             begin = end
 
     def _count_answered(self, items: int) -> None:
-        if self.items_requested and self.items_requested <= items:
-            wait_s = self.state.now - self._requested_at
-            if self._source_waited_s:
-                self._timed_items += self._pulled_items
-                self._timed_s += wait_s
-            self._source_waited_s += wait_s
+        """Count items that arrived, and the time since the request or the arrival before them."""
+        if not self.items_requested:
+            return
+        now = self.state.now
+        if self._source_waited_s:
+            self._timed_items += items
+            self._timed_s += now - max(self._requested_at, self._answered_at)
+        self._answered_at = now
         self.items_requested = max(0, self.items_requested - items)
+        if not self.items_requested:
+            self._end_request()
+
+    def _end_request(self) -> None:
+        if not self._source_waited_s:
+            self._first_answer_at = self.state.now
+        self._source_waited_s += self.state.now - self._requested_at
 
     def on_input_ended(self, event: InputEnded) -> None:
         if self.spooled_input is not None or self.stopped:
             return
-        self._count_answered(self.items_requested)
+        if self.items_requested:
+            self.items_requested = 0
+            self._end_request()
         if self.gaps:
             # the resumed source ended inside a gap: ranges beyond its end cannot be read
             self.gaps = [gap for gap in self.gaps if gap[0] < event.items]
@@ -244,9 +258,10 @@ class Feeder:
         if self.has_barrier:
             return False
         slowest = self._slowest_units()
+        done = max(self.epoch_tracker.undelivered, default=-1)  # finished, and waits for those before it
         waiting = []
         for epoch in sorted(self.state.epochs.values(), key=lambda epoch: epoch.first, reverse=True):
-            if epoch.has_begun_in(slowest):
+            if epoch.has_begun_in(slowest) or epoch.first < done:
                 break
             waiting.append(epoch)
         for epoch in waiting:
@@ -360,7 +375,7 @@ class Feeder:
 
     def refeed(self, epoch: Epoch) -> None:
         """Feed the input of a discarded epoch again, in new epochs: source items in several smaller ones, so that the
-        next loss affects fewer items. A spool is resumed by whole segments and is not split."""
+        next loss affects fewer items. A spool is not split."""
         assert not self.state.options.payloads_survive, f"{epoch} restarts, and its input was not kept"
         was_filling = self.filling_epoch is epoch
         self.filling_epoch = None if was_filling else self.filling_epoch
@@ -387,7 +402,7 @@ class Feeder:
         serving, epochs end by age."""
         if self.has_barrier or self.state.options.serving:
             return False
-        return any(unit.throughput.seconds_per_item is None for unit in self.state.units)
+        return any(unit.throughput.seconds_per_item is None for unit, _ in self._items_per_input_item())
 
     def _open_items(self) -> int:
         return sum(epoch.last - epoch.first for epoch in self.state.epochs.values())
@@ -398,16 +413,24 @@ class Feeder:
 
     def _unmeasured_epoch_items(self) -> float:
         """Items per epoch while the speed of a unit is unknown: a batch, or a share of the messages that such units may
-        have in store, or of the items that were processed without them (most items may be dropped before)."""
-        goal = (self._fed_items - self._open_items()) / MAX_OPEN_EPOCHS
+        have in store. More if few items reach it: as many as the known units process in `target_epoch_s`, and at most a
+        share of those that were processed already."""
+        goal = min(self._known_rate() * self.state.options.target_epoch_s, self._fed_items - self._open_items())
+        goal /= MAX_OPEN_EPOCHS
         for unit, items in self._items_per_input_item():
+            goal = max(goal, unit.batch_size / max(1.0, items))
             if unit.throughput.seconds_per_item is None:
-                goal = max(goal, self._queued_items(unit) / items / MAX_OPEN_EPOCHS)
-        return max(goal, self._items_per_batch())
+                goal = max(goal, self._queued_items(unit) / max(1.0, items) / MAX_OPEN_EPOCHS)
+        return goal
 
-    def _items_per_batch(self) -> float:
-        """Input items for one full batch of every unit."""
-        return max((unit.batch_size / items for unit, items in self._items_per_input_item()), default=1.0)
+    def _known_rate(self) -> float:
+        """Input items per second of the slowest unit whose speed is known; infinite if none is."""
+        rate = math.inf
+        for unit, items in self._items_per_input_item():
+            if unit.throughput.seconds_per_item:
+                slots = max(1, len(unit.workers)) * unit.spec.slots
+                rate = min(rate, slots / (unit.throughput.seconds_per_item * items))
+        return rate
 
     def _items_per_input_item(self) -> list[tuple[UnitState, float]]:
         """The units that get items, with the number of their items per item of the wave's input."""
@@ -428,17 +451,20 @@ class Feeder:
         if self._has_unknown_speed():
             return self._round_epoch(self._unmeasured_epoch_items())
         options = self.state.options
+        rate = self._known_rate()
         preferred = minimum = 1.0
-        rate, slowest_queue = math.inf, 0.0
+        slowest_queue = 0.0
         for unit, items in self._items_per_input_item():
             preferred = max(preferred, options.target_epoch_batches * unit.batch_size / items)
+            seconds = (unit.throughput.seconds_per_item or 0.0) * items
+            slots = max(1, len(unit.workers)) * unit.spec.slots
+            if slots > MAX_RELEVANT_SPEED_FACTOR * rate * seconds:
+                continue  # it is fast enough for incomplete batches
             fills_batches = unit.batch_size == 1 or items == 1.0
             batches = 1 if fills_batches else min(MIN_BATCHES_PER_EPOCH, options.target_epoch_batches)
             minimum = max(minimum, batches * unit.batch_size / items)
-            seconds = (unit.throughput.seconds_per_item or 0.0) * items
-            slots = max(1, len(unit.workers)) * unit.spec.slots
-            if slots < rate * seconds:
-                rate, slowest_queue = slots / seconds, self._queued_items(unit) / items
+            if slots <= rate * seconds * (1 + 1e-9):
+                slowest_queue = self._queued_items(unit) / items
         if rate == math.inf:
             return self._round_epoch(preferred)
         goal = max(
@@ -455,8 +481,8 @@ class Feeder:
         return max(options.queued_messages_per_slot * slots, options.min_queued_messages) * unit.message_items
 
     def _round_epoch(self, items: float) -> int:
-        """Whole batches of the unit with the largest ones, so that an epoch ends with a full batch if possible."""
-        batch = self._items_per_batch()
+        """Whole batches of units that get one item per input item, so that an epoch ends with full batches."""
+        batch = max((unit.batch_size for unit, each in self._items_per_input_item() if each == 1.0), default=1)
         return max(1, int(min(batch * math.ceil(items / batch - 1e-9), MAX_EPOCH_ITEMS)))
 
 

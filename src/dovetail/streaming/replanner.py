@@ -15,7 +15,7 @@ from dovetail.streaming.reserved_capacity import is_staying
 from dovetail.text_format import format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dovetail.scheduling.replan.snapshot import Replan, ReplanRules
     from dovetail.streaming.feeder import Feeder
@@ -252,7 +252,10 @@ class Replanner:
 
     def snapshot(self) -> Snapshot:
         per_source = self._items_per_source_item()
-        units = tuple(self._unit_snapshot(unit, per_source[unit.name]) for unit in self.state.units)
+        ancestors = _ancestors(self.state.units)
+        units = tuple(
+            self._unit_snapshot(unit, per_source[unit.name], ancestors[unit.name]) for unit in self.state.units
+        )
         names = {unit.name for unit in units}
         cluster = self.fleet.reachable_cluster()
         down = self.fleet.health.down_until
@@ -267,7 +270,7 @@ class Replanner:
         external = self.fleet.reserved_capacity.external_workers(cluster, staying)
         return Snapshot(cluster, units, (*external, *workers), self._horizon_s())
 
-    def _unit_snapshot(self, unit: UnitState, per_source: float) -> UnitSnapshot:
+    def _unit_snapshot(self, unit: UnitState, per_source: float, ancestors: frozenset[str]) -> UnitSnapshot:
         now = self.state.now
         ages = [
             (message.items, now - message.sent_at)
@@ -292,7 +295,7 @@ class Replanner:
             setup_s=unit.throughput.setup_s or 0.0,
             drain_s=seconds * unit.message_items,
             finished=unit.finished,
-            ancestors=frozenset(parent.name for parent in _all_parents(unit)),
+            ancestors=ancestors,
         )
 
     def _max_workers(self, unit: UnitState, rate: float | None, per_source: float) -> int | None:
@@ -382,8 +385,10 @@ def _staying_workers(unit: UnitState) -> list[Worker]:
     return [worker for worker in unit.workers.values() if worker.state in (WorkerState.STARTING, WorkerState.READY)]
 
 
-def _all_parents(unit: UnitState) -> set[UnitState]:
-    found = set(unit.parents)
-    for parent in unit.parents:
-        found |= _all_parents(parent)
+def _ancestors(units: Sequence[UnitState]) -> dict[str, frozenset[str]]:
+    """Unit -> all units before it; parents come before their children."""
+    found: dict[str, frozenset[str]] = {}
+    for unit in units:
+        parents = [parent.name for parent in unit.parents]
+        found[unit.name] = frozenset(parents).union(*(found.get(name, frozenset()) for name in parents))
     return found
