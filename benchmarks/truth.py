@@ -68,12 +68,14 @@ async def awaits(seconds: float, items: list[Any]) -> list[Any]:
     return items
 
 
-def copies(count: int, items: list[Any]) -> list[Any]:
+def copies(seconds: float, count: int, items: list[Any]) -> list[Any]:
+    time.sleep(seconds * len(items))
     return [item for item in items for _ in range(count)]
 
 
-def keeps_some(items: list[Any]) -> list[Any]:
+def keeps_some(seconds: float, items: list[Any]) -> list[Any]:
     """Drop 70 %, in groups."""
+    time.sleep(seconds * len(items))
     return [item for item in items if item % 30 >= 21]
 
 
@@ -162,11 +164,15 @@ CASES: dict[str, Case] = {
     "sleep": Case(one(partial(sleeps, 0.005)), 380),
     "async": Case(one(partial(awaits, 0.05), slots=16), 600),
     "fan out": Case(
-        lambda _: [stage("split", partial(copies, 5)), stage("work", partial(sleeps, 0.002))],
+        lambda _: [stage("split", partial(copies, 0.002, 5)), stage("work", partial(sleeps, 0.002))],
         95,
         cluster="1x(4cpu, 8GB)",
     ),
-    "filter": Case(lambda _: [stage("drop", keeps_some), stage("work", partial(sleeps, 0.01))], 650, "1x(4cpu, 8GB)"),
+    "filter": Case(
+        lambda _: [stage("drop", partial(keeps_some, 0.0005)), stage("work", partial(sleeps, 0.01))],
+        650,
+        "1x(4cpu, 8GB)",
+    ),
     "two leaves": Case(
         lambda _: [
             stage("read", partial(sleeps, 0.002)),

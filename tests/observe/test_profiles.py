@@ -171,3 +171,11 @@ def test_an_unusable_home_does_not_disturb_a_run(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(profiles, "write_atomically", refuse)
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "locked"))
     assert write_profiles({KEY: GOOD}) == ""
+
+
+def test_the_rate_of_the_source_is_forgotten_only_by_a_run_that_was_long_enough_to_measure_it() -> None:
+    slow = StageMeasurement(seconds_per_item=0.01, returns=1.0, items=1000, seconds=10.0, source_rate=50.0)
+    short = replace(slow, items=20, seconds=0.2, source_rate=None)
+    assert blend(slow, short).source_rate == 50.0
+    assert blend(slow, replace(short, items=1000, seconds=10.0)).source_rate is None
+    assert blend(slow, replace(short, source_rate=70.0)).source_rate == 70.0

@@ -170,7 +170,7 @@ def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasureme
         setup_s=mix_known(old.setup_s, new.setup_s),
         peak_bytes=peak,
         cpu_s_per_item=mix_known(old.cpu_s_per_item, new.cpu_s_per_item),
-        source_rate=new.source_rate,
+        source_rate=old.source_rate if new.source_rate is None and new.seconds < HALF_LIFE_S else new.source_rate,
         standard_error=new.standard_error,
         runs=old.runs + 1,
         when=new.when,
