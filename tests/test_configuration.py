@@ -11,7 +11,7 @@ import dovetail as dt
 from cli.jobs import Place
 from dovetail.documents.configuration import CONFIGURATION, configuration_table, configured, variable_of
 from dovetail.observe.run_folder import home_folder
-from dovetail.runtime.place import configured_place
+from dovetail.runtime.configured_engine import configured_engine
 
 BIG = "2x(4cpu, 8GB)"
 
@@ -114,10 +114,10 @@ def test_an_invalid_variable_is_an_error_that_names_it(monkeypatch: pytest.Monke
 
 def test_what_is_given_wins_over_what_is_configured(folder: Path) -> None:
     written(folder / "dovetail.toml", f'engine = "ray:auto"\ncluster = "{BIG}"\n')
-    assert configured_place(None, None) == ("ray:auto", "auto"), "on Ray, the cluster is that of Ray"
-    assert configured_place("local", None) == ("local", BIG)
-    assert configured_place("local", "auto") == ("local", "auto")
-    assert configured_place(None, "(4cpu)") == ("local", "(4cpu)")
+    assert configured_engine(None, None) == ("ray:auto", "auto"), "on Ray, the cluster is that of Ray"
+    assert configured_engine("local", None) == ("local", BIG)
+    assert configured_engine("local", "auto") == ("local", "auto")
+    assert configured_engine(None, "(4cpu)") == ("local", "(4cpu)")
     assert copy.deepcopy(configured("engine")) == "ray:auto"
 
 

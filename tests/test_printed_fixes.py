@@ -151,6 +151,12 @@ class MistakeCase:
     """Run on this machine, not on two CPUs."""
 
 
+def existing_sink(sink: str, fix: int = 0) -> MistakeCase:
+    """A run whose output file exists."""
+    text = HEAD.replace("out.jsonl", sink) + DOUBLE
+    return MistakeCase("the file exists", as_option, text, files={"out.jsonl": "{}\n"}, fix=fix)
+
+
 def stage(text: str) -> str:
     return f'{HEAD}  - {{name: double, run: "steps:double", {text}}}\n'
 
@@ -235,32 +241,10 @@ MISTAKES = {
     "format of the sink": MistakeCase(
         "no known format suffix", as_option, HEAD.replace("out.jsonl", "out.rows") + DOUBLE, fix=1
     ),
-    "sink exists": MistakeCase(
-        "the file exists",
-        as_option,
-        HEAD.replace("out.jsonl", "{path: out.jsonl, exists: fail}") + DOUBLE,
-        files={"out.jsonl": "{}\n"},
-    ),
-    "sink exists, replaced": MistakeCase(
-        "the file exists",
-        as_option,
-        HEAD.replace("out.jsonl", "{path: out.jsonl, exists: fail}") + DOUBLE,
-        files={"out.jsonl": "{}\n"},
-        fix=1,
-    ),
-    "sink of a leaf exists": MistakeCase(
-        "the file exists",
-        as_option,
-        HEAD.replace("out.jsonl", "{stages: {double: {path: out.jsonl, exists: fail}}}") + DOUBLE,
-        files={"out.jsonl": "{}\n"},
-    ),
-    "sink of a leaf exists, replaced": MistakeCase(
-        "the file exists",
-        as_option,
-        HEAD.replace("out.jsonl", "{stages: {double: {path: out.jsonl, exists: fail}}}") + DOUBLE,
-        files={"out.jsonl": "{}\n"},
-        fix=1,
-    ),
+    "sink exists": existing_sink("{path: out.jsonl, exists: fail}"),
+    "sink exists, replaced": existing_sink("{path: out.jsonl, exists: fail}", fix=1),
+    "sink of a leaf exists": existing_sink("{stages: {double: {path: out.jsonl, exists: fail}}}"),
+    "sink of a leaf exists, replaced": existing_sink("{stages: {double: {path: out.jsonl, exists: fail}}}", fix=1),
     "unknown suffix of the sink of a leaf": MistakeCase(
         "no known format suffix", as_option, HEAD.replace("out.jsonl", "{stages: {double: out.rows}}") + DOUBLE
     ),

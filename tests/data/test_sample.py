@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 import dovetail as dt
 from dovetail.data.sample import PIECES, Sample, SampledCursor, sample_starts, sampled_items
 from dovetail.data.sources import open_source
+from dovetail.runtime.probe import probe
+from dovetail.runtime.stage_profiles import load_profiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,16 +63,11 @@ def test_a_sample_of_a_file_is_read_from_all_over_it(tmp_path: Path, rows: int) 
 
 
 def slow_at_the_end(items: list[Any]) -> list[Any]:
-    import time
-
     time.sleep(sum(0.004 if item["n"] >= 500 else 0.001 for item in items))
     return items
 
 
 def test_a_probe_sees_rows_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dovetail.runtime.probe import probe
-    from dovetail.runtime.stage_profiles import load_profiles
-
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps({"n": number}) + "\n" for number in range(1000)))

@@ -12,7 +12,7 @@ import dovetail as dt
 from dovetail.cli.options import complete_values
 from dovetail.documents.configuration import at_origin
 from dovetail.engines.ray.address import AddressKind, RayAddress, is_ray_engine
-from dovetail.runtime.place import configured_place, described_cluster
+from dovetail.runtime.configured_engine import configured_engine, described_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ def engine_option(*allowed: str, or_none: bool = False, later: bool = False) -> 
     )
 
     def decorate(command: Any) -> Any:
-        return option(command if or_none else _with_configured_place(command, () if later else allowed))
+        return option(command if or_none else _with_configured_engine(command, () if later else allowed))
 
     return decorate
 
@@ -131,13 +131,13 @@ def _check_typed_engine(
     return value
 
 
-def _with_configured_place(command: Any, allowed: tuple[str, ...]) -> Any:
+def _with_configured_engine(command: Any, allowed: tuple[str, ...]) -> Any:
     """The command with engine and cluster resolved."""
 
     @wraps(command)
     def called(*arguments: Any, engine: str | None, **options: Any) -> Any:
         names = [name for name in CLUSTER_PARAMETERS if name in options]
-        engine, cluster = configured_place(engine, options[names[0]] if names else None)
+        engine, cluster = configured_engine(engine, options[names[0]] if names else None)
         if allowed:
             check_engine(engine, allowed)
         return command(*arguments, engine=engine, **options | dict.fromkeys(names, cluster))

@@ -9,7 +9,7 @@ import click
 from dovetail.cli import SuggestingGroup
 from dovetail.cli.options import cluster_option, json_option
 from dovetail.observe.terminal import terminal_width
-from dovetail.runtime.place import described_cluster
+from dovetail.runtime.configured_engine import described_cluster
 from dovetail.text_format import fit_table
 
 

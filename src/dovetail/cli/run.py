@@ -47,7 +47,7 @@ from dovetail.documents.yaml_surface import yaml_literal
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.arguments import check_share
-from dovetail.runtime.place import configured_place, described_cluster
+from dovetail.runtime.configured_engine import configured_engine, described_cluster
 from dovetail.runtime.run_spec import add_import_path, data_beside, leaf_sinks, missing_code
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _with_place(asked: RunArguments, job: RunSpec) -> RunArguments:
     engine = asked.engine
     if engine is None and recipe is not None and recipe.engine != LOCAL:
         engine = recipe.engine
-    engine, cluster = configured_place(engine, asked.cluster)
+    engine, cluster = configured_engine(engine, asked.cluster)
     assert isinstance(cluster, str), "clusters of the command line are texts"
     check_engine(engine, (LOCAL, SIMULATED))
     return replace(asked, engine=engine, cluster=asked.cluster if cluster == AUTO else cluster)

@@ -105,8 +105,8 @@ def report_run(
     summary = run.stats
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=2))
-    told = short_summary(summary, _next_step(summary, job)).lines(paint)
-    for line in [*told, *_improvement_lines(run, job), *more]:
+    summary_lines = short_summary(summary, _next_step(summary, job)).lines(paint)
+    for line in [*summary_lines, *_improvement_lines(run, job), *more]:
         click.echo(line, err=True)
     if isinstance(error, DovetailError):
         return error.exit_code

@@ -23,7 +23,7 @@ from dovetail.recipes.file_keys import STDIN_SOURCE, value_or_default
 from dovetail.recipes.recipe import recipe_run_spec
 from dovetail.recipes.recipe_plan import explain_infeasible, plan_notes
 from dovetail.resources.cluster import Cluster
-from dovetail.runtime.place import LOCAL_ENGINE, configured_place, described_cluster
+from dovetail.runtime.configured_engine import LOCAL_ENGINE, configured_engine, described_cluster
 from dovetail.text_format import format_duration
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def start_recipe(
 ) -> Run:
     """Check and start a recipe; arguments as in `dt.run`. An engine of the recipe wins over a configured one."""
     own = recipe.engine if recipe.engine != LOCAL_ENGINE else None
-    engine, cluster = configured_place(engine or own, cluster)
+    engine, cluster = configured_engine(engine or own, cluster)
     prepared = prepare_run(recipe, engine=engine, resume=resume, retry_errors=retry_errors, run_dir=run_dir)
     return prepared.start(cluster, **{"what": "dt.Recipe.run", **arguments})
 

@@ -27,9 +27,9 @@ from dovetail.runtime.assembly import (
     limit_payload_memory,
     plan_on_site,
 )
+from dovetail.runtime.configured_engine import THIS_MACHINE, configured_engine, described_cluster
 from dovetail.runtime.inputs import PreloadedInput, open_input
 from dovetail.runtime.outputs import attach_writers, check_sinks_apart_from_source, open_sinks, parse_sinks
-from dovetail.runtime.place import THIS_MACHINE, configured_place, described_cluster
 from dovetail.runtime.run_handle import NOT_STARTED_CODES, Run
 from dovetail.runtime.sites import open_site
 from dovetail.streaming.settings import StreamOptions, unit_specs
@@ -157,7 +157,7 @@ def run(
             more=more,
             **{name: value for name, value in own.items() if value is not None},
         )
-    engine, cluster = configured_place(engine, cluster)
+    engine, cluster = configured_engine(engine, cluster)
     if isinstance(cluster, ConfiguredText) and cluster != THIS_MACHINE:
         cluster = described_cluster(cluster)
     mode, ordered = mode or "auto", False if ordered is None else ordered

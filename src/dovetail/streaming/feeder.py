@@ -5,12 +5,12 @@ The first wave pulls from the source, later waves read the spool.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Pull
 from dovetail.control.payload import slice_items, total_bytes
+from dovetail.streaming.epoch_size import MAX_EPOCH_ITEMS, MAX_OPEN_EPOCHS, EpochSize
 from dovetail.streaming.epochs import Epoch, missing_ranges
 
 if TYPE_CHECKING:
@@ -19,22 +19,13 @@ if TYPE_CHECKING:
     from dovetail.streaming.epochs import EpochTracker
     from dovetail.streaming.state import StreamState, UnitState
 
-MAX_EPOCH_ITEMS = 1_000_000
 UNLIMITED_POSITION = 1 << 62
 RESTART_PIECES = 4
 """Number of epochs that a restarted epoch is split into."""
-MIN_BATCHES_PER_EPOCH = 4
-"""Least number of batches per epoch of a unit whose last batch may be incomplete, about half full on average."""
 TARGET_UPDATE_S = 0.25
 """Seconds between two updates of the target size of the epoch that is being filled."""
 MIN_SOURCE_TIME_S, MIN_SOURCE_ITEMS, MIN_SOURCE_WAIT_SHARE = 0.2, 8, 0.5
 """The rate of the source is known after that many seconds of waiting for it, items, and share of the time."""
-MAX_RELEVANT_SPEED_FACTOR = 2.0
-"""A unit that is faster than the slowest by this factor has time for incomplete batches."""
-MAX_UNMEASURED_EPOCHS = 64
-"""Number of open epochs while the speed of a unit is unknown."""
-MAX_OPEN_EPOCHS = 8
-"""Approximate number of open epochs that the work in flight is spread over."""
 
 
 class Feeder:
@@ -43,6 +34,7 @@ class Feeder:
     def __init__(self, state: StreamState, epoch_tracker: EpochTracker) -> None:
         self.state = state
         self.epoch_tracker = epoch_tracker
+        self.epoch_size = EpochSize(state)
         self.entry_units: list[UnitState] = []
         """Units that get input directly."""
         self.later_units: list[str] = []
@@ -50,7 +42,6 @@ class Feeder:
         self.has_barrier = False
         """The wave contains a barrier: its whole input is one epoch."""
         self.filling_epoch: Epoch | None = None
-        self._shares: dict[str, float] = {}
         self.items_requested = 0
         self._requested_at = 0.0
         self._source_waited_s = 0.0
@@ -77,7 +68,7 @@ class Feeder:
         self.entry_units, self.later_units = entries, later
         self._fed_items = 0
         self._detect_barriers()
-        self._shares = dict.fromkeys((unit.name for unit in entries), 1.0)
+        self.epoch_size.set_input_shares(dict.fromkeys((unit.name for unit in entries), 1.0))
         self.gaps, self.position = missing_ranges(done)
 
     def begin_spooled_wave(
@@ -90,7 +81,7 @@ class Feeder:
         counts: dict[str, int] = {}
         for name, segment in spool:
             counts[name] = counts.get(name, 0) + segment.items
-        self._shares = {name: count / sum(counts.values()) for name, count in counts.items()}
+        self.epoch_size.set_input_shares({name: count / sum(counts.values()) for name, count in counts.items()})
         self.spooled_input = []
         self.next_spooled = 0
         self.position = 0
@@ -113,10 +104,6 @@ class Feeder:
 
     def _detect_barriers(self) -> None:
         self.has_barrier = any(unit.spec.barrier for unit in self.state.units)
-
-    def input_share(self, unit: UnitState) -> float:
-        """Items that a unit gets directly per item of the wave's input: 1 for source items, its share of the spool."""
-        return self._shares.get(unit.name, 0.0)
 
     def feed(self) -> None:
         """Request input from the source, or take it from the spool, as far as the queues have space."""
@@ -145,7 +132,7 @@ class Feeder:
             return False  # it gets seats when the units upstream are finished, for which all input must be read
         if state.held_bytes >= options.byte_budget and any(epoch.closed for epoch in state.epochs.values()):
             return True
-        if self._has_unknown_speed() and self._open_items() >= self._max_unmeasured_items():
+        if self.epoch_size.has_unknown_speed() and self._items_allowed_in_epochs() <= 0:
             return True
         return options.ordered and len(state.epochs) + len(self.epoch_tracker.undelivered) > options.max_open_epochs
 
@@ -174,9 +161,9 @@ class Feeder:
             # half of what a queue may hold in bytes at most, so that one request cannot overfill it
             max_bytes = self.state.options.byte_budget // len(self.state.units) // 2
             items = min(items, max(1, int(max_bytes / self._item_bytes)))
-        if self._has_unknown_speed():
-            items = min(items, max(1, self._max_unmeasured_items() - self._open_items()))
-        max_segment_items = self.target_epoch_items()
+        if self.epoch_size.has_unknown_speed():
+            items = min(items, max(1, self._items_allowed_in_epochs()))
+        max_segment_items = self._target_epoch_items()
         segment_items = min(min((unit.message_items for unit in served), default=items), max_segment_items)
         self.items_requested = items
         self._requested_at = self.state.now
@@ -257,7 +244,7 @@ class Feeder:
         nothing of them; a resumed run reads them again. Returns whether there were any."""
         if self.has_barrier:
             return False
-        slowest = self._slowest_units()
+        slowest = self.epoch_size.slowest_units()
         done = max(self.epoch_tracker.undelivered, default=-1)  # finished, and waits for those before it
         waiting = []
         for epoch in sorted(self.state.epochs.values(), key=lambda epoch: epoch.first, reverse=True):
@@ -268,20 +255,6 @@ class Feeder:
             self.epoch_tracker.discard_epoch(epoch)
         self.epoch_tracker.finish_units()
         return bool(waiting)
-
-    def _slowest_units(self) -> list[UnitState]:
-        """The unit with the lowest throughput, and all units after it. An unknown speed counts as the lowest."""
-        throughput: dict[str, float] = {}
-        for unit, items in self._items_per_input_item():
-            seconds = unit.throughput.seconds_per_item
-            slots = max(1, len(unit.workers)) * unit.spec.slots
-            throughput[unit.name] = 0.0 if seconds is None else slots / (seconds * items) if seconds else math.inf
-        slowest = min(throughput, key=throughput.__getitem__, default="")
-        found: list[UnitState] = []
-        for unit in self.state.units:
-            if unit.name == slowest or any(parent in found for parent in unit.parents):
-                found.append(unit)
-        return found
 
     def _feed_from_spool(self) -> None:
         assert self.spooled_input is not None
@@ -300,10 +273,23 @@ class Feeder:
                 self.gaps[self.next_spooled] = (number + items, last)
         self.end_input()
 
+    def _target_epoch_items(self) -> int:
+        return self.epoch_size.target_items(self._processed_items())
+
+    def _items_allowed_in_epochs(self) -> int:
+        """Items that open epochs may still get while the speed of a unit is unknown."""
+        return self.epoch_size.max_unmeasured_items(self._processed_items()) - self._open_items()
+
+    def _open_items(self) -> int:
+        return sum(epoch.last - epoch.first for epoch in self.state.epochs.values())
+
+    def _processed_items(self) -> int:
+        return self._fed_items - self._open_items()
+
     def _items_to_fill(self) -> int:
         """Items until the epoch that is being filled, or else the next one, is full."""
         epoch = self.filling_epoch
-        return self.target_epoch_items() if epoch is None else max(1, epoch.first + epoch.target_items - epoch.last)
+        return self._target_epoch_items() if epoch is None else max(1, epoch.first + epoch.target_items - epoch.last)
 
     def _add_part(self, name: str, part: SegmentSlice, number: int) -> None:
         """Add input to the epoch that is being filled, and close the epoch when it is large enough."""
@@ -321,7 +307,7 @@ class Feeder:
         if self.state.now >= self._target_update_at:
             # the throughput may have changed since the epoch was opened
             self._target_update_at = self.state.now + TARGET_UPDATE_S
-            epoch.lower_target(self.target_epoch_items())
+            epoch.lower_target(self._target_epoch_items())
         is_full = (
             epoch.last - epoch.first >= epoch.target_items
             or epoch.read_bytes >= self.state.options.byte_budget // MAX_OPEN_EPOCHS
@@ -330,7 +316,7 @@ class Feeder:
             self._close_filling_epoch()
 
     def open_epoch(self, first: int) -> Epoch:
-        epoch = Epoch(self.state.next_id(), first, len(self.state.units), self.target_epoch_items())
+        epoch = Epoch(self.state.next_id(), first, len(self.state.units), self._target_epoch_items())
         self.state.add_epoch(epoch)
         options = self.state.options
         if options.serving:
@@ -396,94 +382,6 @@ class Feeder:
             self.filling_epoch = opened.pop()
         for again in opened:
             self.epoch_tracker.close_epoch(again)
-
-    def _has_unknown_speed(self) -> bool:
-        """Whether epochs must be small because a unit may be slow. With a barrier there is only one epoch, and when
-        serving, epochs end by age."""
-        if self.has_barrier or self.state.options.serving:
-            return False
-        return any(unit.throughput.seconds_per_item is None for unit, _ in self._items_per_input_item())
-
-    def _open_items(self) -> int:
-        return sum(epoch.last - epoch.first for epoch in self.state.epochs.values())
-
-    def _max_unmeasured_items(self) -> int:
-        """Items of open epochs while the speed of a unit is unknown."""
-        return int(min(MAX_UNMEASURED_EPOCHS * self._unmeasured_epoch_items(), MAX_EPOCH_ITEMS))
-
-    def _unmeasured_epoch_items(self) -> float:
-        """Items per epoch while the speed of a unit is unknown: a batch, or a share of the messages that such units may
-        have in store. More if few items reach it: as many as the known units process in `target_epoch_s`, and at most a
-        share of those that were processed already."""
-        goal = min(self._known_rate() * self.state.options.target_epoch_s, self._fed_items - self._open_items())
-        goal /= MAX_OPEN_EPOCHS
-        for unit, items in self._items_per_input_item():
-            goal = max(goal, unit.batch_size / max(1.0, items))
-            if unit.throughput.seconds_per_item is None:
-                goal = max(goal, self._queued_items(unit) / max(1.0, items) / MAX_OPEN_EPOCHS)
-        return goal
-
-    def _known_rate(self) -> float:
-        """Input items per second of the slowest unit whose speed is known; infinite if none is."""
-        rate = math.inf
-        for unit, items in self._items_per_input_item():
-            if unit.throughput.seconds_per_item:
-                slots = max(1, len(unit.workers)) * unit.spec.slots
-                rate = min(rate, slots / (unit.throughput.seconds_per_item * items))
-        return rate
-
-    def _items_per_input_item(self) -> list[tuple[UnitState, float]]:
-        """The units that get items, with the number of their items per item of the wave's input."""
-        per_item = {unit.name: self.input_share(unit) for unit in self.entry_units}
-        found = []
-        for unit in self.state.units:
-            items = per_item.get(unit.name, 0.0)
-            for child in unit.children:
-                per_item[child.name] = per_item.get(child.name, 0.0) + items * unit.throughput.returns
-            if items:
-                found.append((unit, items))
-        return found
-
-    def target_epoch_items(self) -> int:
-        """Items per epoch: about `target_epoch_s` of source work, at least some full batches of every unit, and a fixed
-        share of the items in flight, so that a thousand workers do not have hundreds of epochs open. While the speed of
-        a unit is unknown, it may be slow, and an epoch contains as little as is useful."""
-        if self._has_unknown_speed():
-            return self._round_epoch(self._unmeasured_epoch_items())
-        options = self.state.options
-        rate = self._known_rate()
-        preferred = minimum = 1.0
-        slowest_queue = 0.0
-        for unit, items in self._items_per_input_item():
-            preferred = max(preferred, options.target_epoch_batches * unit.batch_size / items)
-            seconds = (unit.throughput.seconds_per_item or 0.0) * items
-            slots = max(1, len(unit.workers)) * unit.spec.slots
-            if slots > MAX_RELEVANT_SPEED_FACTOR * rate * seconds:
-                continue  # it is fast enough for incomplete batches
-            fills_batches = unit.batch_size == 1 or items == 1.0
-            batches = 1 if fills_batches else min(MIN_BATCHES_PER_EPOCH, options.target_epoch_batches)
-            minimum = max(minimum, batches * unit.batch_size / items)
-            if slots <= rate * seconds * (1 + 1e-9):
-                slowest_queue = self._queued_items(unit) / items
-        if rate == math.inf:
-            return self._round_epoch(preferred)
-        goal = max(
-            min(preferred, max(minimum, options.max_epoch_s * rate)),
-            slowest_queue / MAX_OPEN_EPOCHS,
-            options.target_epoch_s * rate,
-        )
-        return self._round_epoch(goal)
-
-    def _queued_items(self, unit: UnitState) -> float:
-        """Items that wait for a unit when every slot of its workers has some messages in store."""
-        options = self.state.options
-        slots = max(1, len(unit.workers)) * unit.pool.max_messages
-        return max(options.queued_messages_per_slot * slots, options.min_queued_messages) * unit.message_items
-
-    def _round_epoch(self, items: float) -> int:
-        """Whole batches of units that get one item per input item, so that an epoch ends with full batches."""
-        batch = max((unit.batch_size for unit, each in self._items_per_input_item() if each == 1.0), default=1)
-        return max(1, int(min(batch * math.ceil(items / batch - 1e-9), MAX_EPOCH_ITEMS)))
 
 
 def _is_busy_with(unit: UnitState, epoch: Epoch) -> bool:

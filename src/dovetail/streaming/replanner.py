@@ -251,11 +251,9 @@ class Replanner:
     # --- snapshot
 
     def snapshot(self) -> Snapshot:
-        per_source = self._items_per_source_item()
+        per_source = self.feeder.epoch_size.items_per_input_item()
         ancestors = _ancestors(self.state.units)
-        units = tuple(
-            self._unit_snapshot(unit, per_source[unit.name], ancestors[unit.name]) for unit in self.state.units
-        )
+        units = tuple(self._unit_snapshot(unit, per_source[unit], ancestors[unit.name]) for unit in self.state.units)
         names = {unit.name for unit in units}
         cluster = self.fleet.reachable_cluster()
         down = self.fleet.health.down_until
@@ -312,14 +310,6 @@ class Replanner:
         if seen >= MIN_ENDS_FOR_BACKLOG:
             return unit.saturated_ends >= MIN_BACKLOG_SHARE * seen
         return unit.queue.items >= max(unit.batch_size, len(unit.workers) * unit.spec.slots * unit.message_items)
-
-    def _items_per_source_item(self) -> dict[str, float]:
-        """Items that each unit of the wave gets per item of the wave's input."""
-        found: dict[str, float] = {}
-        for unit in self.state.units:
-            from_parents = sum(found[parent.name] * parent.throughput.returns for parent in unit.parents)
-            found[unit.name] = from_parents + self.feeder.input_share(unit)
-        return found
 
     def _horizon_s(self) -> float:
         state = self.state

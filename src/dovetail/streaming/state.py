@@ -555,6 +555,18 @@ class UnitState:
                 return False
         return True
 
+    @property
+    def total_slots(self) -> int:
+        """Calls that all its workers run at the same time; of one worker if there is none yet."""
+        return max(1, len(self.workers)) * self.spec.slots
+
+    @property
+    def preferred_queue_items(self) -> float:
+        """Items that wait when every slot of its workers has some messages in store."""
+        slots = max(1, len(self.workers)) * self.pool.max_messages
+        messages = max(self.options.queued_messages_per_slot * slots, self.options.min_queued_messages)
+        return messages * self.message_items
+
     def update_queue_limit(self) -> None:
         """Set the queue limit so that no worker starves and little waits: some messages per worker slot, and what the
         parents produce in two rounds, because one of their messages may produce many items."""
@@ -564,9 +576,8 @@ class UnitState:
             max(1, len(parent.workers)) * parent.pool.max_messages * parent.message_items * parent.throughput.returns
             for parent in self.parents
         )
-        messages = max(self.options.queued_messages_per_slot * slots, self.options.min_queued_messages)
         self.max_queued_items = max(
-            2 * self.batch_size, int(messages * self.message_items), int(2 * produced) if produced > slots else 0
+            2 * self.batch_size, int(self.preferred_queue_items), int(2 * produced) if produced > slots else 0
         )
         self.guaranteed_queue_bytes = int(2 * slots * self.message_items * self.bytes_per_item)
         if self.max_queued_items > before:

@@ -169,8 +169,7 @@ def _drain_s(state: StreamState) -> float | None:
         seconds = unit.throughput.seconds_per_item
         if pending and seconds is None:
             return None
-        slots = max(1, len(unit.workers)) * unit.spec.slots
-        longest = max(longest, pending * (seconds or 0.0) / slots)
+        longest = max(longest, pending * (seconds or 0.0) / unit.total_slots)
     return longest
 
 

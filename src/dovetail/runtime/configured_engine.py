@@ -11,7 +11,7 @@ LOCAL_ENGINE = "local"
 THIS_MACHINE = "auto"
 
 
-def configured_place(engine: str | None, cluster: Cluster | str | None) -> tuple[str, Cluster | str]:
+def configured_engine(engine: str | None, cluster: Cluster | str | None) -> tuple[str, Cluster | str]:
     """Engine and cluster as given, else as configured. On Ray, the cluster is that of Ray: a configured cluster does
     not apply there, and a cluster that was given wins over a configured Ray engine."""
     engine = engine or configured("engine") or LOCAL_ENGINE
