@@ -24,7 +24,7 @@ from dovetail.runtime.stage_profiles import ProfileObserver, load_profiles, sour
 from dovetail.streaming.settings import unit_specs
 from observe.made import unit, view
 from runtime.aids import CLUSTER
-from waiting import time_limit
+from waiting import time_limit, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -213,28 +213,39 @@ def run_to_end(pipeline: dt.Pipeline, source: Any, **settings: Any) -> dt.Run:
     return run
 
 
-def computes(items: list[int]) -> list[int]:
-    end = time.thread_time() + 0.005 * len(items)
-    while time.thread_time() < end:
-        pass
-    return items
+class Computes:
+    """Uses 5 ms of CPU time per item; writes a file when its worker is ready."""
+
+    def __init__(self, ready: str) -> None:
+        self.ready = ready
+
+    def setup(self) -> None:
+        Path(self.ready).touch()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        end = time.thread_time() + 0.005 * len(items)
+        while time.thread_time() < end:
+            pass
+        return items
 
 
 @pytest.mark.processes
-def test_cpu_time_and_the_speed_of_the_source_are_measured() -> None:
+def test_cpu_time_and_the_speed_of_the_source_are_measured(tmp_path: Path) -> None:
     def slowly() -> Iterator[int]:
-        for number in range(80):
-            time.sleep(0.01)
+        until(ready.exists)  # the time in which workers start is no time of the source
+        for number in range(30):
+            time.sleep(0.05)
             yield number
 
-    pipe = dt.Pipeline([dt.Stage("work", computes), dt.Stage("idle", twice, fuse=False)])
+    ready = tmp_path / "ready"
+    pipe = dt.Pipeline([dt.Stage("work", Computes(str(ready))), dt.Stage("idle", twice, fuse=False)])
     run_to_end(pipe, slowly())
     found = load_profiles(pipe, dt.Cluster.of(CLUSTER), "iterable")
     assert found["work"].cpu_s is not None
     assert found["work"].cpu_s >= 0.005
     assert found["idle"].cpu_s is None or found["idle"].cpu_s < found["work"].cpu_s
     assert found["work"].source_rate is not None
-    assert 0 < found["work"].source_rate <= 100
+    assert 0 < found["work"].source_rate <= 20
     assert found["idle"].source_rate is None, "it reads no source"
     assert load_profiles(pipe, dt.Cluster.of(CLUSTER), "jsonl")["work"].source_rate is None, "that is another source"
 
