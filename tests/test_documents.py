@@ -13,14 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import dovetail
-from dovetail.documents import (
-    DEPTH_LIMIT,
-    SIZE_LIMIT_BYTES,
-    Document,
-    parse_document,
-    read_document,
-    validate_document,
-)
+from dovetail.documents.document import Document
+from dovetail.documents.parser import DEPTH_LIMIT, SIZE_LIMIT_BYTES, parse_document, read_document
+from dovetail.documents.validation import validate_document
 from dovetail.errors import ConfigError, DovetailError, Problem
 
 

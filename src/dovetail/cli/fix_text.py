@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.documents import read_document
+from dovetail.documents.parser import read_document
 from dovetail.errors import AddNodes
 from dovetail.pipeline.option_surface import OptionSurface
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.documents import Document
+    from dovetail.documents.document import Document
     from dovetail.errors import DovetailError, Problem
     from dovetail.resources.cluster import Cluster
 

@@ -108,7 +108,7 @@ def complete_stages_of_file(context: click.Context, parameter: click.Parameter, 
 
 def stage_names_in(file: str) -> list[str]:
     """Names of the stages in a pipeline, a recipe or a plan; none if it cannot be read."""
-    from dovetail.documents import read_document
+    from dovetail.documents.parser import read_document
 
     try:
         data = read_document(file).data

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.cli.fix_text import error_for_file
-from dovetail.documents import read_document
+from dovetail.documents.parser import read_document
 from dovetail.errors import ConfigError, InfeasibleError
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.recipes import is_recipe
