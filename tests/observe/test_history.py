@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import dovetail as dt
 from dovetail.errors import ConfigError
 from dovetail.machine.processes import process_start_time
-from dovetail.observe.history import RunHistory, run_status
+from dovetail.observe.history import RunHistory
+from dovetail.observe.run_header import run_status
 from dovetail.observe.summary import steady_rate, summarize_run
 from dovetail.observe.summary_text import summary_lines
 from observe.made import Clock, recorded, recorder, run_at, unit, view

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from dovetail.cli.options import Decorator, SuggestingChoice, complete_run_names
-from dovetail.observe.history import KNOWN_STATUS, RUN_KINDS, run_kind, run_status
 from dovetail.observe.run_folder import RunFolder, number_field, read_json_object
+from dovetail.observe.run_header import KNOWN_STATUS, RUN_KINDS, run_kind, run_status
 from dovetail.pipeline.durations import parse_duration
 
 STATUSES = ("running", *sorted(KNOWN_STATUS - {"running"}), "lost")

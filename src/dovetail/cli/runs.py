@@ -11,8 +11,9 @@ import click
 from dovetail.cli.options import json_option, output_option, run_argument
 from dovetail.cli.output_file import write_file
 from dovetail.observe.control_socket import send_request
-from dovetail.observe.history import RunHistory, run_status
+from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run, read_json_object, resume_instruction, run_reference
+from dovetail.observe.run_header import run_status
 from dovetail.observe.trace import trace_json
 
 POLL_S = 0.05

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -52,6 +51,8 @@ def is_terminal(stream: TextIO) -> bool:
 
 def terminal_width() -> int:
     """Columns of the terminal; 80 where the output is not a terminal."""
+    import shutil  # late: it imports compression libraries
+
     return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
 
 

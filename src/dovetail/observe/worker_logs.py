@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from dovetail.control.commands import StartWorker
 from dovetail.control.log_lines import split_log_line
 from dovetail.errors import ConfigError, Problem, did_you_mean
-from dovetail.observe.history import RunHistory, run_status
+from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import read_json_object
+from dovetail.observe.run_header import run_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -22,7 +22,7 @@ from dovetail.data.request_queue import (
     service_closed_error,
 )
 from dovetail.errors import ConfigError, Problem, short_repr
-from dovetail.observe.history import SERVICE
+from dovetail.observe.run_header import SERVICE
 from dovetail.pipeline.durations import parse_duration
 from dovetail.runtime.arguments import check_service_arguments
 from dovetail.runtime.assembly import (
