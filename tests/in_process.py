@@ -143,10 +143,6 @@ class ThreadServer:
         """Number of workers that were neither stopped nor killed."""
         return len(self._running)
 
-    @property
-    def pid(self) -> int:
-        return os.getpid()
-
     def kill_orphans(self) -> None:
         raise AssertionError("a server in this process does not die")
 

@@ -21,7 +21,17 @@ import pytest
 
 import dovetail as dt
 from dovetail.engines.local.exit_cause import OomKillCounter
-from runtime.aids import PLACE, engine_of, is_there, kill_one, losses, no_worker_is_left, ready_pids_of, run_of
+from runtime.aids import (
+    PLACE,
+    engine_of,
+    forkserver_of,
+    is_there,
+    kill_one,
+    losses,
+    no_worker_is_left,
+    ready_pids_of,
+    run_of,
+)
 from waiting import LONG, until
 
 if TYPE_CHECKING:
@@ -588,10 +598,10 @@ def test_combined_random_faults_lose_and_duplicate_no_item(seed: int) -> None:
         there.wait()
         for number in range(items):
             if number % 60 == 30:
-                nursery = engine_of(handle[0])._forkserver
-                pids = [nursery.pid] if nursery is not None and dice.random() < 0.2 else ready_pids_of(handle[0])
+                servers = forkserver_of(os.getpid())
+                pids = servers if servers is not None and dice.random() < 0.2 else ready_pids_of(handle[0])
                 with suppress(ProcessLookupError, IndexError):
-                    os.kill(pids[0], dice.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
+                    os.kill(dice.choice(pids), dice.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
             yield number
 
     common: dict[str, Any] = {"fuse": False, "retries": 50}  # an item may be hit several times by chance

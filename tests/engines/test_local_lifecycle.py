@@ -26,7 +26,7 @@ from runtime.aids import (
     GatedSource,
     Script,
     descriptors,
-    engine_of,
+    forkserver_of,
     is_there,
     kill_one,
     losses,
@@ -293,9 +293,10 @@ class Naps:
         return items
 
 
-def forkserver_pid(run: dt.Run) -> int:
-    forkserver = engine_of(run)._forkserver
-    return forkserver.pid if forkserver is not None else 0
+def forkserver_pid() -> int:
+    """Pid of the fork server of this process; 0: there is none."""
+    found = forkserver_of(os.getpid())
+    return found[1] if found is not None else 0
 
 
 def test_a_killed_fork_server_loses_no_item() -> None:
@@ -309,11 +310,9 @@ def test_a_killed_fork_server_loses_no_item() -> None:
         there.wait()
         for number in range(each * (kills + 1)):
             if number and number % each == 0:
-                until(
-                    lambda: pids_of(handle[0]) and forkserver_pid(handle[0]) not in {0, *killed}, "a fork server runs"
-                )
+                until(lambda: pids_of(handle[0]) and forkserver_pid() not in {0, *killed}, "a fork server runs")
                 workers.update(pids_of(handle[0]))
-                killed.append(forkserver_pid(handle[0]))
+                killed.append(forkserver_pid())
                 os.kill(killed[-1], signal.SIGKILL)
                 until(lambda: not any(map(is_there, workers)), "its workers are gone")
             yield number
@@ -326,48 +325,12 @@ def test_a_killed_fork_server_loses_no_item() -> None:
     until(lambda: not any(map(is_there, [*workers, *killed])), "no process is left")
 
 
-class StartsSleepers:
-    """Starts a program in its own process group."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def setup(self, worker: Any) -> None:
-        import subprocess
-
-        pid = subprocess.Popen(["sleep", "1000"]).pid
-        with open(f"{self._folder}/sleeper-{pid}", "w"):  # noqa: PTH123
-            pass
-
-    def __call__(self, items: list[int]) -> list[int]:
-        time.sleep(0.005)
-        return items
-
-
-def test_programs_started_by_workers_end_with_the_fork_server(tmp_path: Path) -> None:
-    go_on = threading.Event()
-
-    def source() -> Iterator[int]:
-        yield from range(20)
-        go_on.wait()
-        yield from range(20, 40)
-
-    run = run_of(dt.Stage("sleepers", StartsSleepers(str(tmp_path)), workers=2), source=source())
-    until(lambda: len(list(tmp_path.glob("sleeper-*"))) == 2, "programs are started")
-    until(lambda: len(pids_of(run)) == 2, "workers are known")
-    sleepers = [int(path.name.partition("-")[2]) for path in tmp_path.glob("sleeper-*")]
-    os.kill(forkserver_pid(run), signal.SIGKILL)
-    until(lambda: not any(map(is_there, sleepers)), "programs are gone")
-    go_on.set()
-    assert sorted(run) == list(range(40))
-
-
 def test_a_run_ends_if_its_fork_server_is_killed_at_the_very_end() -> None:
     for _ in range(10 if LONG else 3):
         run = run_of(dt.Stage("naps", Naps), source=range(3))
         found = [next(iter(run))]
-        forkserver = forkserver_pid(run)
-        if forkserver and is_there(forkserver):
+        forkserver = forkserver_pid()
+        if forkserver:
             with suppress(ProcessLookupError):  # the run may end it at the same moment
                 os.kill(forkserver, signal.SIGKILL)
         found += list(run)

@@ -103,6 +103,24 @@ def _dead(pid: int) -> None:
     until(lambda: not is_there(pid), "it is dead")
 
 
+def forkserver_of(driver_pid: int) -> tuple[int, int] | None:
+    """Pids of supervisor and fork server of the only local engine of a process (a driver, an agent of Ray), once there
+    are both."""
+    for supervisor in child_pids(driver_pid):
+        if "dovetail.engines.local.supervisor" in _command(supervisor) and is_there(supervisor):
+            for pid in child_pids(supervisor):
+                return supervisor, pid
+    return None
+
+
+def child_pids(pid: int) -> list[int]:
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:
+        return []
+
+
 def losses(run: dt.Run) -> int:
     return sum(unit.lost for unit in run.stats.units)
 

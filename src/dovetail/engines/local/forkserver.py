@@ -1,4 +1,4 @@
-"""Fork server process: forks workers, reaps them and kills them when the driver exits.
+"""Fork server process: forks workers, reaps them and kills them when the driver or the supervisor exits.
 
 It imports what workers need once; forking it takes a few milliseconds and imports nothing again.
 """
@@ -18,39 +18,35 @@ import cloudpickle  # noqa: F401 - every worker needs it, and only here it costs
 
 from dovetail.engines.local import worker_main
 from dovetail.engines.local.protocol import Channel, send_frame
+from dovetail.engines.local.supervisor import PR_SET_PDEATHSIG, kill_children, prctl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from dovetail.engines.local.protocol import Frame
-
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-MAX_KILL_ROUNDS = 1000
 
 
 class ForkServer:
     """State of the process: its children by number."""
 
-    def __init__(self, sock: socket.socket, breadcrumbs_fd: int) -> None:
+    def __init__(self, sock: socket.socket, breadcrumbs_fd: int, watched: Sequence[int]) -> None:
+        """`watched`: pidfds of driver and supervisor, as far as there are any. All workers end when one of the two
+        exits."""
         self._channel = Channel(sock)
         self._breadcrumbs_fd = breadcrumbs_fd
         self._numbers: dict[int, int] = {}
         """Pid -> the number that the driver assigned."""
         self._pids: dict[int, int] = {}
         self._environment: dict[str, str] = dict(os.environ)
-        self._prctl = _load_prctl()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._driver_pidfd = _open_pidfd(os.getppid())
+        self._watched = watched
 
     def run(self) -> None:
-        self._prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopt processes that workers leave behind, so that they can be killed
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poll = select.poll()
-        for fd in (self._channel.fileno(), self._wake_read, self._driver_pidfd):
-            if fd >= 0:
-                poll.register(fd, select.POLLIN)
+        for fd in (self._channel.fileno(), self._wake_read, *self._watched):
+            poll.register(fd, select.POLLIN)
         connected = True
         while connected:
             for fd, _ in poll.poll():
@@ -62,7 +58,8 @@ class ForkServer:
                     for frame in frames:
                         self._on_frame(frame)
                 else:
-                    connected = False  # the driver exited, although one of its children holds the socket
+                    # the supervisor exited, or the driver, although one of its children holds the socket
+                    connected = False
         self.kill_all()
 
     def _on_frame(self, frame: Frame) -> None:
@@ -99,15 +96,14 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()
-            self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             sock, log = descriptors
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
             self._channel.sock.close()
-            for fd in (self._wake_read, self._wake_write, self._driver_pidfd):
-                if fd >= 0:
-                    os.close(fd)
+            for fd in (self._wake_read, self._wake_write, *self._watched):
+                os.close(fd)
             if fresh:
                 _exec_interpreter((sock, self._breadcrumbs_fd), cells, spec, self._environment)
             os.environ.clear()
@@ -150,14 +146,7 @@ class ForkServer:
         """Kill until no child is left: process groups first, then adopted processes that left their group."""
         for pid in self._numbers:
             _kill(pid, signal.SIGKILL)
-        for _ in range(MAX_KILL_ROUNDS):
-            for pid in _child_pids():
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                return
+        kill_children()
 
 
 def _kill(pid: int, how: int) -> None:
@@ -167,38 +156,11 @@ def _kill(pid: int, how: int) -> None:
             kill(pid, how)
 
 
-def _open_pidfd(pid: int) -> int:
-    """A descriptor that becomes readable when the process exits, even if others hold its sockets; -1 if not
-    supported."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return -1
-
-
 def _thread_count() -> int:
     try:
         return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - pathlib is not loaded
     except OSError:
         return 1
-
-
-def _child_pids() -> list[int]:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - pathlib is not loaded
-            return [int(pid) for pid in file.read().split()]
-    except OSError:
-        return []
-
-
-def _load_prctl() -> Callable[..., int]:
-    try:
-        import ctypes
-
-        found: Callable[..., int] = ctypes.CDLL(None).prctl
-    except (ImportError, OSError):  # a Python without libffi
-        return lambda *_: -1
-    return found
 
 
 def _exec_interpreter(
@@ -218,16 +180,12 @@ def _exec_interpreter(
     os.execve(sys.executable, [sys.executable, "-P", "-c", code], environment)  # noqa: S606
 
 
-def main() -> None:
-    """Entry point: `python -c ... SOCKET BREADCRUMBS`, both descriptors inherited from the driver."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a driver that blocks SIGCHLD passes its signal mask on
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock, breadcrumbs_fd = map(int, sys.argv[1:3])
+def serve(sock: int, breadcrumbs_fd: int, watched: Sequence[int]) -> None:
+    """Serve the driver at the other end of the socket; returns when all workers have ended."""
     gc.disable()
     gc.freeze()
-    server = ForkServer(socket.socket(fileno=sock), breadcrumbs_fd)
+    server = ForkServer(socket.socket(fileno=sock), breadcrumbs_fd, watched)
     try:
         server.run()
     finally:
         server.kill_all()
-    os._exit(0)

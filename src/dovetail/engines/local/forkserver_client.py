@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dovetail.engines.local.protocol import Channel
+from dovetail.engines.local.supervisor import open_pidfd
 from dovetail.errors import EngineError, Problem
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from dovetail.engines.local.protocol import Frame
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
-BOOTSTRAP_CODE = "import sys; sys.path[:0] = [it for it in sys.argv[3:] if it not in sys.path]; " + (
-    "from dovetail.engines.local.forkserver import main; main()"
+BOOTSTRAP_CODE = "import sys; sys.path[:0] = [it for it in sys.argv[4:] if it not in sys.path]; " + (
+    "from dovetail.engines.local.supervisor import main; main()"
 )
 """Imports Dovetail and cloudpickle from the driver's installation, and nothing else from the user's folders."""
 EXIT_TIMEOUT_S = 10.0
@@ -37,9 +38,6 @@ class ProcessServer(Protocol):
 
     channel: Channel
     pids: dict[int, int]
-
-    @property
-    def pid(self) -> int: ...
 
     def spawn(
         self,
@@ -67,15 +65,16 @@ class ProcessServer(Protocol):
 
 
 class ForkServerClient:
-    """A fork server process and the pids of its children."""
+    """A fork server process below its supervisor, and the pids of its children."""
 
     def __init__(self, breadcrumbs_fd: int, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: that of the fork server, if it differs from this process; workers get the variables of their
         seats."""
-        ours, theirs = socket.socketpair()
         if not sys.executable:
             message = "the local engine starts Python processes, but sys.executable is not set"
             raise EngineError(Problem("DT334", message, fixes=("start it with a python command",)))
+        ours, theirs = socket.socketpair()
+        driver = open_pidfd(os.getpid())
         arguments = [
             sys.executable,
             "-P",
@@ -83,12 +82,13 @@ class ForkServerClient:
             BOOTSTRAP_CODE,
             str(theirs.fileno()),
             str(breadcrumbs_fd),
+            str(driver),
             *_import_paths(),
         ]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own code
                 arguments,
-                pass_fds=(theirs.fileno(), breadcrumbs_fd),
+                pass_fds=[fd for fd in (theirs.fileno(), breadcrumbs_fd, driver) if fd >= 0],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=environment,
@@ -100,6 +100,8 @@ class ForkServerClient:
             raise EngineError(Problem("DT334", message, fixes=fixes)) from None
         finally:
             theirs.close()
+            if driver >= 0:
+                os.close(driver)
         ours.setblocking(False)
         self.channel = Channel(ours)
         self._frames: list[Frame] = []
@@ -153,24 +155,32 @@ class ForkServerClient:
         return bool(self._frames) or not self._is_alive
 
     def kill_orphans(self) -> None:
-        """The fork server died: kill the process groups of its children by pid."""
-        for pid in self.pids.values():
-            with suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+        """The fork server died or does not answer: its supervisor kills everything that it started. Without a
+        supervisor the process groups of workers are killed by pid."""
         self.channel.close()
-        self._process.kill()
-        self._process.wait()
+        self._process.terminate()
+        if not self._has_exited() or self._process.returncode:
+            for pid in self.pids.values():
+                with suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.wait()
 
     def close(self) -> None:
-        """Close the channel; the fork server kills and reaps its children, then exits."""
+        """Close the channel; the fork server kills and reaps its children, then exits, and its supervisor with it."""
         self.channel.close()
+        if not self._has_exited():
+            self.kill_orphans()
+
+    def _has_exited(self) -> bool:
         try:
             self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.kill_orphans()
+            return False
+        return True
 
     @property
-    def pid(self) -> int:
+    def supervisor_pid(self) -> int:
         return self._process.pid
 
 
