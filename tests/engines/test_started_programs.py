@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -21,6 +20,7 @@ from waiting import LONG, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from ray_aids import FakeCluster
 

@@ -46,14 +46,14 @@ def _fork_under_supervisor(driver: int, others: tuple[int, ...]) -> int:
         pid = os.fork()
     except OSError:
         return -1
-    if not pid:
-        os.setsid()  # a signal to the group of one does not end both
-        _become_subreaper()
-        return supervisor
-    for fd in (supervisor, *others):
-        if fd >= 0:
-            os.close(fd)
-    _supervise(driver, open_pidfd(pid))
+    if pid:
+        for fd in (supervisor, *others):
+            if fd >= 0:
+                os.close(fd)
+        _supervise(driver, open_pidfd(pid))
+    os.setsid()  # a signal to the group of one does not end both
+    _become_subreaper()
+    return supervisor
 
 
 def _supervise(driver: int, fork_server: int) -> NoReturn:
