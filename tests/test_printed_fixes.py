@@ -222,6 +222,15 @@ MISTAKES = {
         ("plan", "p.yaml", "--cluster", "2x(4cpu, 16GB)"),
         code=3,
     ),
+    "another interpreter on this machine": MistakeCase(
+        "the local engine does not support 'py_executable' of runtime_env",
+        as_option,
+        stage("runtime_env: {py_executable: /opt/python, env_vars: {A: '1'}}"),
+        fix=2,
+    ),
+    "variable of a gang": MistakeCase(
+        "RANK is set by Dovetail for every rank", as_line, stage("ranks: 2, env: {RANK: '0', A: '1'}")
+    ),
     "two stages of one name": MistakeCase("are both called 'double'", as_line, HEAD + DOUBLE + DOUBLE),
     "cycle": MistakeCase(
         "go round in a circle",

@@ -473,6 +473,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Put the source on storage that all nodes share.",
     ),
     ("DT406", 1, "A block of a Ray Dataset cannot be read.", "Compute the dataset again, then resume the run."),
+    (
+        "DT407",
+        2,
+        "A `runtime_env` has a key that the engine of the run does not support.",
+        "Remove the key, or run on Ray; for variables use `env=` of the stage.",
+    ),
     # --- recipes
     (
         "DT410",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from dovetail.control.events import (
     WorkerReady,
 )
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, Raises
-from engines.scene import NODE, Does, Held, Notebook, Rig, Scene, Units
+from engines.scene import NODE, Caller, Does, Held, Notebook, Rig, Scene, Units
 from waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class EngineContract(ABC):
         """Factory of scenes; its keywords map names of hosted objects to their behaviour."""
         made: list[Scene] = []
 
-        def make(**units: Does | type[Notebook]) -> Scene:
+        def make(**units: type[Notebook | Caller] | Does) -> Scene:
             made.append(Scene(self.rig({"a": Does(), **units})))
             return made[-1]
 
@@ -361,6 +362,43 @@ class EngineContract(ABC):
         thread.join()
         assert results == [1]
 
+    def test_a_call_from_the_polling_thread_is_sent_at_once(self, scene_of: SceneOf) -> None:
+        """And not when `poll` ends, which may wait without limit."""
+        scene = scene_of(book=Notebook)
+        scene.ready(1, "book")
+        future = scene.engine.call(1, "book", "note", "x")
+        future.add_done_callback(lambda _: scene.engine.post(Drain("answered")))
+        until = time.monotonic() + PATIENCE_S
+        while not future.done():
+            assert time.monotonic() < until, "the call was not sent while poll waited"
+            scene.listen(PATIENCE_S)
+        assert future.result() == 1
+
+    def test_a_call_to_a_starting_worker_waits_for_it(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+        scene.start(1, "book")
+        assert scene.result(scene.engine.call(1, "book", "note", "x")) == 1
+        assert scene.all(WorkerReady)
+
+    def test_calls_arrive_in_the_order_made(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+        scene.start(1, "book")
+        early = [scene.engine.call(1, "book", "note", "x") for _ in range(10)]
+        scene.until(lambda: bool(scene.all(WorkerReady)), "the worker is ready")
+        late = [scene.engine.call(1, "book", "note", "x") for _ in range(10)]
+        assert [scene.result(future) for future in (*early, *late)] == list(range(1, 21))
+
+    @pytest.mark.parametrize("ready", [True, False], ids=["ready", "starting"])
+    def test_a_drain_finishes_calls_made_before_it_and_refuses_later_ones(self, scene_of: SceneOf, ready: bool) -> None:
+        scene = scene_of(book=Notebook)
+        scene.ready(1, "book") if ready else scene.start(1, "book")
+        before = scene.engine.call(1, "book", "note", "x")
+        scene.submit(StopWorker(1))
+        after = scene.engine.call(1, "book", "note", "y")
+        assert scene.result(before) == 1
+        assert isinstance(scene.error(after), WorkerLostError)
+        scene.stopped(1)
+
     def test_several_objects_in_one_worker_are_addressed_by_name(self, scene_of: SceneOf) -> None:
         scene = scene_of(b=Does({(0,): Gives(2)}), book=Notebook, other=Notebook)
         scene.ready(1, "a", "b", "book", "other")
@@ -376,3 +414,33 @@ class EngineContract(ABC):
         scene.ready(1, "a", "b")
         scene.running(1, scene.message(1, "a", [0]))
         assert scene.keys(scene.done(scene.message(1, "b", [0]))) == [(0,)]
+
+
+class ProcessContract(EngineContract):
+    """Contract of engines whose workers run the user's code."""
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_a_drain_waits_for_the_calls_of_running_messages_and_of_the_teardown(
+        self, scene_of: SceneOf, slots: int
+    ) -> None:
+        """A worker reads answers while it finishes its work."""
+        scene = scene_of(a=Does({(0,): Held()}), caller=Caller, book=Notebook)
+        scene.ready(1, "caller", slots=slots)
+        scene.ready(2, "a", "book")
+        scene.running(2, scene.message(2, "a", [0]))  # the call of worker 1 waits behind it
+        calls = scene.message(1, "caller", [0])
+        scene.running(1, calls)
+        scene.submit(StopWorker(1))
+        scene.listen()
+        scene.rig.let_go()
+        assert scene.keys(scene.done(calls)) == [(0,)]
+        scene.stopped(1)
+        assert scene.result(scene.engine.call(2, "book", "note", "from the test")) == 2
+
+    def test_a_worker_may_call_a_worker_that_is_starting(self, scene_of: SceneOf) -> None:
+        scene = scene_of(caller=Caller, book=Notebook)
+        scene.ready(1, "caller")
+        scene.start(2, "a", "book")
+        calls = scene.message(1, "caller", [0])
+        assert scene.keys(scene.done(calls)) == [(0,)]
+        assert [event.worker for event in scene.all(WorkerReady)] == [1, 2]

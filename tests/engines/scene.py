@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.control.commands import RunBatches, StartWorker
 from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost, WorkerReady, WorkerStopped
@@ -54,6 +54,21 @@ class Notebook:
         raise ValueError("torn")
 
 
+class Caller:
+    """A hosted object that calls object "a" of worker 2: for each item, and in its teardown object "book"."""
+
+    def setup(self, worker: Any) -> None:
+        self._worker = worker
+
+    def __call__(self, items: list[Key]) -> list[Key]:
+        for _ in items:
+            self._worker.call(2, "a", "__str__").result(PATIENCE_S)
+        return items
+
+    def teardown(self) -> None:
+        self._worker.call(2, "book", "note", "from a teardown").result(PATIENCE_S)
+
+
 class Rig(ABC):
     """An engine under test, and the operations that depend on its implementation."""
 
@@ -84,7 +99,7 @@ class Rig(ABC):
         """Number of worker processes that exist now."""
 
 
-Units = dict[str, "Does | type[Notebook]"]
+Units = dict[str, "type[Notebook | Caller] | Does"]
 
 
 class Scene:

@@ -18,7 +18,7 @@ from dovetail.control.events import LossCause
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, OutOfMemory, Raises, Slow
 from engines import scene
-from engines.contract import EngineContract
+from engines.contract import ProcessContract
 from engines.scene import Does, Held, Rig, Units
 from runtime.aids import workers_of
 
@@ -113,6 +113,6 @@ class LocalRig(Rig):
 
 
 @pytest.mark.usefixtures("by_value")
-class TestLocalEngine(EngineContract):
+class TestLocalEngine(ProcessContract):
     def rig(self, units: Units) -> Rig:
         return LocalRig(units)

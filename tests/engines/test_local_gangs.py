@@ -75,6 +75,39 @@ class Sums:
         return [sum(values) for values in zip(*everyone, strict=True)]
 
 
+class TorchGroup:
+    """The same exchange as `SocketGroup`, with a process group of torch."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        self._ranks = dist.get_world_size()
+
+    def exchange(self, value: Any) -> list[Any]:
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self._ranks
+        dist.all_gather_object(values, value)
+        return values
+
+
+class GangCards:
+    """Every item becomes the ranks of the gang: rank, local rank, visible cards, and the indices of its own."""
+
+    def __init__(self, group: type[Any] = SocketGroup) -> None:
+        self._group_type = group
+
+    def setup(self, worker: Any) -> None:
+        local_rank = int(os.environ["LOCAL_RANK"])
+        assert local_rank == worker.local_rank
+        self._own = [worker.rank, local_rank, os.environ["CUDA_VISIBLE_DEVICES"], list(worker.gpus)]
+        self._group = self._group_type()
+
+    def __call__(self, items: list[int]) -> list[Any]:
+        return [sorted(self._group.exchange(self._own)) for _ in items]
+
+
 def gang(work: object, **settings: Any) -> dt.Stage:
     return dt.Stage("gang", work, ranks=2, workers=1, **settings)  # type: ignore[arg-type]
 
@@ -84,6 +117,13 @@ def test_two_ranks_reduce_together(work: type[Any]) -> None:
     run = run_of(gang(work, batch_size=4), source=range(40))
     assert sorted(run) == [2.0 * number + 1000 for number in range(40)]
     no_worker_is_left(run)
+
+
+@pytest.mark.parametrize("group", [SocketGroup, pytest.param(TorchGroup, marks=pytest.mark.long)])
+def test_the_ranks_of_a_node_see_the_same_cards_and_local_rank_is_the_index_of_their_own(group: type[Any]) -> None:
+    stage = gang(GangCards(group), resources=dt.Resources(cpus=0.5, gpus=1))
+    (ranks,) = run_of(stage, source=[0], cluster="1x(4cpu, 8GB, 2xgpu:20GB)")
+    assert ranks == [[0, 0, "0,1", [0]], [1, 1, "0,1", [1]]]
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])

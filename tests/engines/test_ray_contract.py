@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.control.commands import HostedObject
-from engines.contract import EngineContract
+from engines.contract import ProcessContract
 from engines.scene import NODE, Does, Rig, Units
 from engines.test_local_contract import LocalDoing, LocalRig
 
@@ -54,7 +54,7 @@ class RayRig(LocalRig):
         return self.engine.store(list(keys), keys)
 
 
-class TestRayEngine(EngineContract):
+class TestRayEngine(ProcessContract):
     @pytest.fixture(autouse=True)
     def _on_a_node(self, ray_cluster: FakeCluster, tmp_path: Path) -> None:
         from dovetail.engines.ray.attachment import RayAddress, attach

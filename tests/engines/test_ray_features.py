@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import dovetail as dt
-from dovetail.control.commands import StopWorker
+from dovetail.control.commands import HostedObject, StartWorker, StopWorker
 from dovetail.control.engine import WorkerLostError
-from dovetail.control.events import BatchesReturned, LossCause, WorkerStopped
+from dovetail.control.events import BatchesReturned, LossCause, WorkerReady, WorkerStopped
+from dovetail.resources.seat import CardShare, Seat
 from engines.ray_runs import Bench, agent_pids, on_ray
 from engines.socket_group import SocketGroup
 from engines.test_local_faults import test_only_results_that_cannot_be_pickled_are_recorded_as_failed
-from engines.test_local_gangs import Talks
+from engines.test_local_gangs import GangCards, Talks, TorchGroup
 from engines.test_worker_environment import (
     CLASSES,
     CLUSTER,
@@ -108,6 +109,20 @@ def test_the_ranks_of_a_gang_connect(bench: Bench, nodes: str) -> None:
         assert one["GROUP_RANK"] == one["NODE_RANK"] == str(groups.index(nodes[rank]))
     assert len({one["MASTER_ADDR"] for one in about}) == 1
     assert bench.result(bench.engine.call(worker, "it", "who")) == 0
+    bench.engine.submit([StopWorker(worker)])
+    bench.heard(WorkerStopped, worker)
+
+
+@pytest.mark.parametrize("group", [SocketGroup, pytest.param(TorchGroup, marks=pytest.mark.long)])
+def test_the_ranks_of_a_node_see_the_same_cards_in_the_same_order(bench: Bench, group: type[Any]) -> None:
+    """Two of the three ranks are on one node. Cards have the names that Ray gave to their positions."""
+    worker = 220 + (group is SocketGroup)
+    cards = [("d", 1), ("a", 0), ("d", 0)]
+    seats = tuple(Seat(node, 100, cards=(CardShare(card, 1000),)) for node, card in cards)
+    bench.engine.submit([StartWorker(worker, seats, (HostedObject("it", GangCards(group)),))])
+    bench.heard(WorkerReady, worker)
+    (ranks,) = bench.done(bench.send(worker, [0]))
+    assert ranks == [[0, 0, "1,0", [0]], [1, 0, "0", [0]], [2, 1, "1,0", [1]]]
     bench.engine.submit([StopWorker(worker)])
     bench.heard(WorkerStopped, worker)
 
@@ -360,6 +375,37 @@ class UsesRay:
 def test_stage_code_may_use_the_same_ray(ray_cluster: FakeCluster) -> None:
     found = sorted(run_of(dt.Stage("ray", UsesRay, batch_size=5, workers=1), source=range(10)))
     assert found == [(2 * number, ray_cluster.address) for number in range(10)]
+
+
+class Tracker:
+    def __init__(self) -> None:
+        self._items: list[int] = []
+
+    def add(self, items: list[int]) -> None:
+        self._items += items
+
+    def items(self) -> list[int]:
+        return self._items
+
+
+def track(items: list[int]) -> list[str]:
+    import ray
+
+    ray.get(ray.get_actor("tracker").add.remote(items))
+    return [ray.get_runtime_context().namespace]
+
+
+def test_stage_code_finds_the_named_actors_of_the_driver() -> None:
+    """Without ray.init: Ray connects on first use."""
+    import ray
+
+    tracker = ray.remote(num_cpus=0)(Tracker).options(name="tracker").remote()
+    try:
+        (namespace,) = run_of(dt.Stage("track", track, batch_size=3, workers=1), source=range(3))
+        assert namespace == ray.get_runtime_context().namespace
+        assert ray.get(tracker.items.remote()) == [0, 1, 2]
+    finally:
+        ray.kill(tracker)
 
 
 # Payloads

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
+from dovetail.engines.local.worker_environment import gpu_indices, visible_cards
+from dovetail.resources.seat import CardShare, Seat
 from runtime.aids import Script, run_of
 from waiting import PATIENCE_S
 
@@ -354,6 +356,26 @@ def test_a_worker_may_have_several_cards() -> None:
     stage = dt.Stage("cards", Cards, dt.Resources(gpus=2))
     found = set(run_of(stage, source=range(10), cluster="1x(4cpu, 8GB, 2xgpu:20GB)"))
     assert {(cards, gpus) for cards, gpus, _ in found} == {("0,1", (0, 1))}
+
+
+@pytest.mark.parametrize(
+    ("cards", "visible", "own"),
+    [
+        ([(3,), (1,)], (3, 1), [(0,), (1,)]),
+        ([(4, 5), (6, 7)], (4, 6, 5, 7), [(0, 2), (1, 3)]),
+        ([(2,), (2,), (0,), (0,)], (2, 0), [(0,), (0,), (1,), (1,)]),
+        ([(), ()], (), [(), ()]),
+    ],
+    ids=["one card each", "two cards each", "shared cards", "no cards"],
+)
+def test_ranks_of_one_node_see_the_cards_of_all_in_one_order(
+    cards: list[tuple[int, ...]], visible: tuple[int, ...], own: list[tuple[int, ...]]
+) -> None:
+    seats = [Seat("a", cards=tuple(map(CardShare, one))) for one in cards]
+    others = [Seat("b", cards=(CardShare(0),))]
+    ranks = range(len(cards))
+    assert {visible_cards([*seats, *others], rank) for rank in ranks} == {visible}
+    assert [gpu_indices([*seats, *others], rank) for rank in ranks] == own
 
 
 @by_value

@@ -62,7 +62,8 @@ class Worker:
     local_rank: int = 0
     seat: Seat | None = None
     gpus: tuple[int, ...] = ()
-    """GPU indices as this process sees them: 0, 1, ..."""
+    """Its GPUs, as indices into the devices that this process sees: 0, 1, ... A rank of a gang also sees the GPUs of
+    the other ranks on its node; `gpus[0]` is `local_rank`, unless ranks share GPUs."""
     cpus: float = 1.0
     memory_bytes: int = 0
     """Requested memory; 0: not specified."""

@@ -20,6 +20,18 @@ Run = Callable[..., Any] | str
 """A function, a class, or "package.module:name" of one."""
 Workers = Literal["auto"] | int | tuple[int, int]
 ONE_CPU = Resources()
+GANG_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""Environment variables by which the ranks of a gang find each other, named as by torchrun."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from dovetail.documents.fields import (
 from dovetail.errors import UNSET, Change, Expression, Problem, Subject, did_you_mean, nearest_word, short_repr
 from dovetail.pipeline.durations import DURATION, DURATION_TEXT_SCHEMA
 from dovetail.pipeline.error_policy import FINAL_ACTIONS, RETRY, Retry
-from dovetail.pipeline.stage import Each, Stage
+from dovetail.pipeline.stage import GANG_VARIABLES, Each, Stage
 from dovetail.resources.resources import RANKS_LIMIT, Resources
 
 if TYPE_CHECKING:
@@ -62,6 +62,13 @@ def _combination_problems(stage: Stage, label: str) -> Iterator[tuple[str, Probl
         fixes = (Change({"workers": UNSET}), Change({"workers_per_node": UNSET}))
         problem = Problem("DT034", f"{message}: set only one of them", fixes=fixes)
         yield "workers", replace(problem, subject=Subject("setting", "workers"))
+    env = stage.env if isinstance(stage.env, Mapping) else {}
+    fixed = [name for name in GANG_VARIABLES if name in env and is_int(stage.ranks) and stage.ranks > 1]
+    if fixed:
+        message = f"{prefix}{', '.join(fixed)} {'is' if len(fixed) == 1 else 'are'} set by Dovetail for every rank"
+        rest = {name: value for name, value in env.items() if name not in fixed}
+        problem = Problem("DT034", message, fixes=(Change({"env": rest or UNSET}),))
+        yield "env", replace(problem, subject=Subject("setting", "env"))
     if isinstance(stage.on_error, Retry) and stage.barrier is True:
         message = f"{prefix}on_error=Retry(...) together with barrier=True: a barrier is retried as a whole"
         problem = Problem("DT034", message, fixes=(Change({"on_error": "fail", "retries": 3}),))

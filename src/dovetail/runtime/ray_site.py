@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
-from dovetail.engines.local.worker_spec import DriverContext
+from dovetail.engines.local.worker_spec import RAY_NAMESPACE_VARIABLE, DriverContext
 from dovetail.engines.ray.attachment import AUTO_INIT, RayAddress, attach
 from dovetail.engines.ray.discovery import discover
 from dovetail.engines.ray.environment import select_variables
@@ -74,10 +74,11 @@ class RaySite:
         return self._discovery.latest.cluster
 
     def check_pipeline(self, pipeline: Pipeline) -> None:
-        from dovetail.engines.ray.agent_pool import check_runtime_env
+        from dovetail.engines.ray.agent_pool import runtime_env_problems
 
-        for stage in pipeline.stages:
-            check_runtime_env(stage.name, stage.runtime_env)
+        problems = [one for stage in pipeline.stages for one in runtime_env_problems(stage.name, stage.runtime_env)]
+        if problems:
+            raise ConfigError(problems)
 
     def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, Callable[[Cluster], Plan] | None]:
         cluster = self._discovery.latest.cluster
@@ -99,7 +100,8 @@ class RaySite:
         from dovetail.engines.ray.shared_storage import write_marker
 
         cluster = admission.plan.cluster
-        variables = {**self._variables, "RAY_ADDRESS": self.attached.address}
+        ray_variables = {"RAY_ADDRESS": self.attached.address, RAY_NAMESPACE_VARIABLE: self.attached.namespace}
+        variables = {**self._variables, **ray_variables}
         local = tuple(path for path in needs.files if "://" not in path)
         context = RayRunContext(
             run=needs.folder.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,6 +10,7 @@ from dovetail.control.engine import Engine
 from dovetail.data.interfaces import PayloadStore
 from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
 from dovetail.engines.ray.address import is_ray_engine
+from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -93,7 +95,14 @@ class LocalSite:
     def cluster(self, asked: Cluster | str) -> Cluster | str:
         return asked
 
-    def check_pipeline(self, pipeline: Pipeline) -> None: ...
+    def check_pipeline(self, pipeline: Pipeline) -> None:
+        if not any(stage.runtime_env for stage in pipeline.stages):
+            return
+        from dovetail.engines.runtime_env import local_problems  # late: few pipelines need it
+
+        problems = [one for stage in pipeline.stages for one in local_problems(stage.name, stage.runtime_env)]
+        if problems:
+            raise ConfigError(problems)
 
     def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, PlanFactory | None]:  # noqa: ARG002 - part of the interface
         return plan, None
@@ -119,6 +128,10 @@ class LocalSite:
 def open_site(engine: str, *, share: float | None, env_from: tuple[str, ...]) -> Site:
     """Imports and contacts Ray only for a Ray engine."""
     if not is_ray_engine(engine):
+        if env_from:  # local workers have all variables of the driver: only those that are not set are an error
+            from dovetail.engines.ray.environment import select_variables
+
+            select_variables(os.environ, env_from)
         return LocalSite()
     from dovetail.runtime.ray_site import RaySite
 

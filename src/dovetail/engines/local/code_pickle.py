@@ -43,6 +43,11 @@ def work_environment(work: object) -> dict[str, str]:
         return work.env
     found: dict[str, str] = {}
     for stage in work if isinstance(work, tuple) else ():
+        runtime_env = getattr(stage, "runtime_env", None)
+        if runtime_env:
+            from dovetail.engines.runtime_env import environment_variables  # late: few stages have one
+
+            found |= environment_variables(runtime_env)
         found |= getattr(stage, "env", None) or {}
     return found
 

@@ -181,11 +181,15 @@ class LocalEngine:
 
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        body = pickle_value((args, named))
+        self._send_call(worker, hosted, method, pickle_value((args, named)), future)
+        return future
+
+    def _send_call(self, worker: int, hosted: str, method: str, body: Chunk, future: Future[Any] | RawAnswer) -> None:
         with self._lock:
             self._calls.call_from_driver(worker, hosted, method, body, future)
+            if get_ident() == self._wakeup.polling_thread and not self._closed:
+                self._flush()  # the polling thread does not wake itself
         self._wakeup.wake()
-        return future
 
     def now(self) -> float:
         return time.monotonic()
@@ -263,11 +267,7 @@ class LocalEngine:
     def call_pickled(self, worker: int, hosted: str, method: str, body: bytes) -> Future[tuple[bool, bytes]]:
         """Like `call`, with pickled arguments; resolves to (False, pickled error) if there is no such worker."""
         waits = RawAnswer()
-        with self._lock:
-            self._calls.call_from_driver(worker, hosted, method, body, waits)
-            if get_ident() == self._wakeup.polling_thread:
-                self._flush()
-        self._wakeup.wake()
+        self._send_call(worker, hosted, method, body, waits)
         return waits.future
 
     def answer_foreign_call(self, token: int, number: int, fine: bool, body: bytes) -> None:
@@ -335,7 +335,7 @@ class LocalEngine:
         if command.drain:
             if child.end is None and not child.stopping:
                 child.stopping = True
-                if child.ready or child.in_flight:
+                if child.ready or child.in_flight or child.calls:
                     for rank in child.ranks:
                         self._queue_frame(rank, ("stop",))
                 else:  # nothing was sent: do not wait for its setup

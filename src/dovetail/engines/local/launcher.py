@@ -15,6 +15,7 @@ from dovetail.engines.local.protocol import Channel
 from dovetail.engines.local.worker_environment import (
     RAY_PATH_SUFFIXES,
     agent_environment,
+    gpu_indices,
     local_rank,
     needs_fresh_interpreter,
     rendezvous_variables,
@@ -93,7 +94,7 @@ class WorkerLauncher:
         path, folder = self._driver_paths()
         for rank in here:
             seat = command.seats[rank]
-            variables = seat_environment(inherited, seat, own, self.devices.get(seat.node))
+            variables = seat_environment(inherited, command.seats, rank, own, self.devices.get(seat.node))
             if child.is_gang:
                 variables |= rendezvous_variables(command.seats, rank, port, address)
             spec = WorkerSpec(
@@ -103,6 +104,7 @@ class WorkerLauncher:
                 rank,
                 len(command.seats),
                 local_rank(command.seats, rank),
+                gpu_indices(command.seats, rank),
                 path,
                 folder,
                 self._spill,

@@ -614,9 +614,6 @@ class MessageRunner:
 
     # --- calls
 
-    def send_call(self, number: int, worker: int, hosted: str, method: str, args: Any, named: Any) -> None:
-        self.send("ask", number, worker, hosted, method, body=[pickle_value((args, named))])
-
     def answer_call(self, executor: UnitExecutor | None, frame: Frame) -> None:
         """Answer a call on a hosted object."""
         _, number, name, _ = frame.head

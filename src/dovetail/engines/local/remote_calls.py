@@ -78,6 +78,8 @@ class CallRouter:
         child = self._children.get(worker)
         if child is None or child.end is not None:
             raise WorkerLostError(f"worker {worker} is gone")
+        if child.stopping:  # it would end without having read the call
+            raise WorkerLostError(f"worker {worker} is stopping")
         if hosted not in child.names:
             raise LookupError(f"worker {worker} hosts no {hosted!r}")
         return child

@@ -102,6 +102,7 @@ class SlotDispatcher:
                 elif kind == "free":
                     self._runner.free_buffers(*frame.head[1:])
                 elif kind == "stop":
+                    self._worker.stop_reading()  # calls that are running, and those of a teardown, wait for answers
                     for slots in self._slots.values():
                         slots.finish()
                     return

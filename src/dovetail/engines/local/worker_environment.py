@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import TYPE_CHECKING
+
+from dovetail.pipeline.stage import GANG_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -11,18 +14,7 @@ if TYPE_CHECKING:
     from dovetail.engines.local.worker_spec import DriverContext
     from dovetail.resources.seat import Seat
 
-DROPPED_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "CUDA_VISIBLE_DEVICES",
-)
+DROPPED_VARIABLES = (*GANG_VARIABLES, "CUDA_VISIBLE_DEVICES")
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -57,20 +49,38 @@ def agent_environment(agent: Mapping[str, str], at_start: Mapping[str, str], hom
 
 def seat_environment(
     inherited: Mapping[str, str],
-    seat: Seat,
+    seats: Sequence[Seat],
+    rank: int = 0,
     own: Mapping[str, str] | None = None,
     devices: Mapping[int, str] | None = None,
 ) -> dict[str, str]:
-    """Environment of a process on this seat. `own` are the variables of its stage, which take precedence; `devices` are
+    """Environment of the process of a rank. `own` are the variables of its stage, which take precedence; `devices` are
     the CUDA names of the node's cards by position (without them: their indices)."""
     names = devices or {}
     found = {name: value for name, value in inherited.items() if name not in DROPPED_VARIABLES}
-    threads = str(max(1, math.ceil(seat.cpu_milli / 1000)))
+    threads = str(max(1, math.ceil(seats[rank].cpu_milli / 1000)))
     for name in THREAD_VARIABLES:
         found.setdefault(name, threads)
-    found["CUDA_VISIBLE_DEVICES"] = ",".join(names.get(card, str(card)) for card in seat.gpus)
+    found["CUDA_VISIBLE_DEVICES"] = ",".join(names.get(card, str(card)) for card in visible_cards(seats, rank))
     found[INSIDE_WORKER_VARIABLE] = "1"
     return found | dict(own or {})
+
+
+def visible_cards(seats: Sequence[Seat], rank: int) -> tuple[int, ...]:
+    """Positions of the cards that the process of a rank sees, in the order of CUDA_VISIBLE_DEVICES.
+
+    As under torchrun, all ranks of a node see all cards of their gang on that node in the same order: the first card of
+    every rank by local rank, then the second cards, and so on. So LOCAL_RANK is the index of a card of its own rank,
+    unless ranks share cards. A card is listed once: CUDA shows no device at all if a name occurs twice.
+    """
+    here = [seat.gpus for seat in seats if seat.node == seats[rank].node]
+    return tuple(dict.fromkeys(card for cards in zip_longest(*here) for card in cards if card is not None))
+
+
+def gpu_indices(seats: Sequence[Seat], rank: int) -> tuple[int, ...]:
+    """Indices of a rank's own cards among those that its process sees."""
+    visible = visible_cards(seats, rank)
+    return tuple(visible.index(card) for card in seats[rank].gpus)
 
 
 def rendezvous_variables(seats: Sequence[Seat], rank: int, port: int, address: str = "127.0.0.1") -> dict[str, str]:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.local.message_runner import MessageRunner
-from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame
+from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame, pickle_value
 from dovetail.engines.local.remote_calls import resolve_future
 from dovetail.engines.local.timestamped_output import TimestampedOutput
+from dovetail.engines.local.worker_spec import RAY_NAMESPACE_VARIABLE
 from dovetail.engines.unit_executor import make_executor
 from dovetail.engines.worker_context import Worker
 
@@ -84,6 +85,11 @@ def _enter_driver_context(spec: WorkerSpec) -> None:
         import faulthandler
 
         faulthandler.enable()
+    namespace = os.environ.get(RAY_NAMESPACE_VARIABLE)
+    if namespace:
+        from dovetail.engines.local.ray_namespace import use_namespace
+
+        use_namespace(namespace)
     if spec.cpus:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, spec.cpus)
@@ -174,7 +180,7 @@ class WorkerProcess:
             ranks=spec.ranks,
             local_rank=spec.local_rank,
             seat=spec.seat,
-            gpus=tuple(range(len(spec.seat.cards))),
+            gpus=spec.gpus,
             cpus=spec.seat.cpu_milli / 1000,
             memory_bytes=spec.seat.memory_bytes,
             caller=self.call,
@@ -214,17 +220,29 @@ class WorkerProcess:
         """Call a method of an object that another worker hosts; the driver forwards it without opening it."""
         from concurrent.futures import Future
 
-        with self._reader_lock:
-            if self._reader is None and not self._main_thread_reads:
-                from dovetail.engines.local.slots import ReaderThread
-
-                self._reader = ReaderThread(self._channel, self.on_answer, self.exit)
+        body = pickle_value((args, named))
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        number = next(self._numbers)
-        self._pending_calls[number] = future
-        self.runner.send_call(number, worker, hosted, method, args, named)
+        with self._reader_lock:
+            number = next(self._numbers)
+            self._pending_calls[number] = future
+            if not self._main_thread_reads:
+                self._start_reader()
+        self.runner.send("ask", number, worker, hosted, method, body=[body])
         return future
+
+    def stop_reading(self) -> None:
+        """The main thread reads no more frames: a thread reads the answers to pending and to later calls."""
+        with self._reader_lock:
+            self._main_thread_reads = False
+            if self._pending_calls:
+                self._start_reader()
+
+    def _start_reader(self) -> None:
+        if self._reader is None:
+            from dovetail.engines.local.slots import ReaderThread
+
+            self._reader = ReaderThread(self._channel, self.on_answer, self.exit)
 
     # --- single slot
 

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seat
 
 
+RAY_NAMESPACE_VARIABLE = "DOVETAIL_RAY_NAMESPACE"
+"""Variable of the workers of a run on Ray: the namespace of the driver."""
+
+
 class DriverContext(NamedTuple):
     """Context of the driver, sent to an engine on another machine."""
 
@@ -41,6 +45,8 @@ class WorkerSpec(NamedTuple):
     rank: int
     ranks: int
     local_rank: int
+    gpus: tuple[int, ...]
+    """Indices of its cards among those that the process sees."""
     path: tuple[str, ...]
     """sys.path of the driver."""
     folder: str

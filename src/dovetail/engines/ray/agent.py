@@ -45,6 +45,7 @@ from dovetail.engines.ray.protocol import (
     split_payloads,
 )
 from dovetail.engines.ray.shared_storage import missing_files, sees_marker
+from dovetail.engines.runtime_env import environment_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -340,7 +341,9 @@ def worker_home(setup: AgentSetup) -> DriverContext:
     runtime_env: dict[str, Any] = json.loads(setup.runtime_env)
     own = [entry for entry in sys.path if entry]
     others = [entry for entry in home.path if not _is_library_path(entry)]
-    return home._replace(path=(*own, *others), variables={**home.variables, **runtime_env.get("env_vars", {})})
+    folder = str(Path.cwd()) if "working_dir" in runtime_env else home.folder
+    variables = {**home.variables, **environment_variables(runtime_env)}
+    return home._replace(path=(*own, *others), folder=folder, variables=variables)
 
 
 def _is_library_path(entry: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import secrets
 import time
@@ -25,10 +26,11 @@ from dovetail.engines.ray import ray_private
 from dovetail.engines.ray.agent import CONCURRENCY_GROUPS, Agent
 from dovetail.engines.ray.agent_link import AgentLink, RestartAgent
 from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES, AgentSetup
+from dovetail.engines.runtime_env import ray_problems
 from dovetail.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dovetail.control.commands import HostedObject
@@ -47,6 +49,9 @@ FIXES_LOCAL_FOLDER = (
 )
 
 
+PLUGINS_VARIABLE = "RAY_RUNTIME_ENV_PLUGINS"
+
+
 def runtime_env_key(hosted: Iterable[HostedObject]) -> str:
     """The runtime_env of the stages as JSON, empty if there is none; the stages of a unit have the same one."""
     found: dict[str, Any] = {}
@@ -56,22 +61,26 @@ def runtime_env_key(hosted: Iterable[HostedObject]) -> str:
     return json.dumps(found, sort_keys=True, default=str) if found else ""
 
 
-def check_runtime_env(name: str, runtime_env: Mapping[str, Any] | None) -> None:
-    """Raise a ConfigError if Ray rejects it, or accepts it only in `ray.init`, which uploads local folders."""
+def runtime_env_problems(name: str, runtime_env: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """Problems of a stage's runtime_env: Ray rejects it, accepts it only in `ray.init`, which uploads local folders, or
+    would ignore a part of it."""
     if not runtime_env:
         return
+    has_plugins = bool(os.environ.get(PLUGINS_VARIABLE))  # they may define any key
+    yield from ray_problems(name, runtime_env, runtime_env if has_plugins else RuntimeEnv.known_fields)
     try:
         made = RuntimeEnv(**json.loads(json.dumps(dict(runtime_env), default=str)))
     except Exception as error:  # its parts raise errors of many types
-        raise _runtime_env_error(name, error, FIX_RUNTIME_ENV) from None
+        yield _invalid_runtime_env(name, error, FIX_RUNTIME_ENV)
+        return
     try:
         ray_private.require_no_local_paths(made)
     except Exception as error:
-        raise _runtime_env_error(name, error, *FIXES_LOCAL_FOLDER) from None
+        yield _invalid_runtime_env(name, error, *FIXES_LOCAL_FOLDER)
 
 
-def _runtime_env_error(name: str, error: Exception, *fixes: str) -> ConfigError:
-    return ConfigError(Problem("DT403", f"stage {name!r}: invalid runtime_env: {error}", fixes=fixes))
+def _invalid_runtime_env(name: str, error: Exception, *fixes: str) -> Problem:
+    return Problem("DT403", f"stage {name!r}: invalid runtime_env: {error}", fixes=fixes)
 
 
 def start_agent(node_id: str, runtime_env: str) -> Any:
@@ -90,7 +99,7 @@ def start_agent(node_id: str, runtime_env: str) -> Any:
     except (TypeError, ValueError) as error:
         if not runtime_env:
             raise
-        message = f"invalid runtime_env {runtime_env}: {error}"  # not found by `check_runtime_env`
+        message = f"invalid runtime_env {runtime_env}: {error}"  # not found by `runtime_env_problems`
         raise ConfigError(Problem("DT403", message, fixes=(FIX_RUNTIME_ENV,))) from None
 
 

@@ -85,6 +85,8 @@ class Attachment:
     session: str
     is_ours: bool = True
     """Whether Dovetail attached; otherwise other code in this process did, and Dovetail never detaches it."""
+    namespace: str = ""
+    """Ray's namespace of this process, in which its named actors are."""
 
 
 class _AttachState:
@@ -186,7 +188,9 @@ def _known_attachment(ray: Any) -> Attachment:
 
 def _attachment(ray: Any, *, private: bool, ours: bool = True) -> Attachment:
     context = ray.get_runtime_context()
-    return Attachment(context.gcs_address, private, context.get_node_id(), _session(), ours)
+    return Attachment(
+        context.gcs_address, private, context.get_node_id(), _session(), ours, str(context.namespace or "")
+    )
 
 
 def _session() -> str:

@@ -32,7 +32,7 @@ from dovetail.engines.ray.message_handlers import MessageHandlers
 from dovetail.engines.ray.metrics import ClusterMetrics
 from dovetail.engines.ray.node_loss import NodeLoss
 from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES, OUTPUT_TO_DRIVER, SPOOL_OUTPUT
-from dovetail.engines.ray.remote_worker import RemoteWorker, SentMessage
+from dovetail.engines.ray.remote_worker import PendingCall, RemoteWorker, SentMessage
 from dovetail.engines.ray.worker_logs import LogWriter
 from dovetail.resources.amounts import add_amounts, subtract_amounts, sum_seats
 
@@ -154,14 +154,24 @@ class RayEngine:
         body = pickle_value((args, named))
         with self._lock:
             remote = self.workers.get(worker)
-            if remote is None or not remote.ranks_by_agent:
+            if remote is None:
                 future.set_exception(WorkerLostError(f"worker {worker} is gone"))
                 return future
-            number = next(self._numbers)
-            self._calls[number] = worker, future
-            remote.lead.send(("call", number, worker, hosted, method, body), MESSAGE_OVERHEAD_BYTES + len(body))
-            remote.lead.flush()
+            call = PendingCall(next(self._numbers), hosted, method, body)
+            self._calls[call.number] = worker, future
+            if remote.ranks_by_agent:
+                self._send_call(remote, call)
+                remote.lead.flush()
+            elif any(isinstance(command, StopWorker) for command in remote.pending_commands):
+                del self._calls[call.number]
+                future.set_exception(WorkerLostError(f"worker {worker} is stopping"))
+            else:
+                remote.pending_commands.append(call)
         return future
+
+    def _send_call(self, worker: RemoteWorker, call: PendingCall) -> None:
+        op = ("call", call.number, worker.number, call.hosted, call.method, call.body)
+        worker.lead.send(op, MESSAGE_OVERHEAD_BYTES + len(call.body))
 
     def now(self) -> float:
         return time.monotonic()
@@ -280,7 +290,12 @@ class RayEngine:
             self.agents.start(link, worker, devices)
         early, worker.pending_commands = worker.pending_commands, []
         for command in early:
-            self._run(command) if isinstance(command, RunBatches) else self._stop(command)
+            if isinstance(command, RunBatches):
+                self._run(command)
+            elif isinstance(command, PendingCall):
+                self._send_call(worker, command)
+            else:
+                self._stop(command)
 
     def _run(self, command: RunBatches) -> None:
         worker = self.workers.get(command.worker)

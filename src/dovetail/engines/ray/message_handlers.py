@@ -224,6 +224,7 @@ class MessageHandlers:
         if remote is None:
             return
         remote.ready[link] = setup_s
+        self._send_agent_address(remote)
         if len(remote.ready) == len(remote.ranks_by_agent) and remote.end is None:
             self._emit(WorkerReady(worker, max(remote.ready.values())))
 
@@ -305,14 +306,25 @@ class MessageHandlers:
     # --- calls between workers
 
     def _on_find_agent(self, link: AgentLink, worker: int) -> None:
-        """A worker of that agent calls a worker of another node: send the address of its agent."""
+        """A worker of that agent calls a worker of another node: send the address of its agent, once it is ready.
+        Before that, the call could arrive before the command that starts the worker."""
         remote = self._engine.workers.get(worker)
-        index = None
-        if remote is not None and remote.ranks_by_agent:
-            remote.callers.add(link)
-            index = link.attach_object(remote.lead.peer)
-        link.send(("agent_found", worker, index))
-        link.flush()
+        if remote is None:
+            link.send(("agent_found", worker, None))
+            link.flush()
+            return
+        remote.callers.add(link)
+        remote.waiting_callers.append(link)
+        self._send_agent_address(remote)
+
+    def _send_agent_address(self, remote: RemoteWorker) -> None:
+        """Send the address of the worker's agent to all agents that wait for it, if the worker is ready."""
+        if not any(0 in remote.ranks_by_agent[link] for link in remote.ready):
+            return
+        for caller in remote.waiting_callers:
+            caller.send(("agent_found", remote.number, caller.attach_object(remote.lead.peer)))
+            caller.flush()
+        remote.waiting_callers.clear()
 
 
 _FIX_BLOCK = "write the dataset to files on shared storage, and read those: dataset.write_parquet(...)"

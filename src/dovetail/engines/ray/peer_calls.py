@@ -10,6 +10,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -45,6 +46,13 @@ class PeerCalls:
         self._calls: dict[int, tuple[Any, int, int]] = {}
         """Number of a call -> calling process, its number of the call, called worker."""
         self._numbers = count(1)
+        self._sent: dict[str, int] = {}
+        """Session of another agent -> number of the last call sent to it."""
+        self._receiving = Lock()
+        self._received: dict[str, int] = {}
+        """Session of another agent -> number of the next call from it."""
+        self._early: dict[str, dict[int, tuple[Any, ...]]] = {}
+        """Session of another agent -> calls that arrived before an earlier one."""
         self.enqueue: Callable[[Op], None] = lambda _op: None
         """Passes an operation to the thread of the session."""
 
@@ -87,11 +95,24 @@ class PeerCalls:
     def _send(self, peer: PeerAddress, call: Op) -> None:
         agent, session = peer
         back = ray.get_runtime_context().current_actor, self._session
-        self._sending.submit(agent.on_peer_call.remote, session, back, *call)
+        number = self._sent[session] = self._sent.get(session, -1) + 1
+        self._sending.submit(agent.on_peer_call.remote, session, back, number, *call)
 
     # --- calls of other agents
 
-    def on_peer_call(self, back: PeerAddress, theirs: int, worker: int, hosted: str, method: str, body: bytes) -> None:
+    def on_peer_call(self, back: PeerAddress, number: int, *call: Any) -> None:
+        """Calls are numbered by their sender: its threads and those of Ray do not keep their order."""
+        session = back[1]
+        with self._receiving:
+            early = self._early.setdefault(session, {})
+            early[number] = call
+            following = self._received.get(session, 0)
+            while following in early:
+                self._call_worker(back, *early.pop(following))
+                following += 1
+            self._received[session] = following
+
+    def _call_worker(self, back: PeerAddress, theirs: int, worker: int, hosted: str, method: str, body: bytes) -> None:
         def answer(future: Any) -> None:
             agent, session = back
             with suppress(RuntimeError):  # the session closes

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.engines.local.worker_state import fail_all_batches
 
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from dovetail.control.events import BatchesDone
     from dovetail.control.payload import SegmentSlice
     from dovetail.engines.ray.agent_link import AgentLink
+
+
+class PendingCall(NamedTuple):
+    """A call of the driver to a worker that is not started yet."""
+
+    number: int
+    hosted: str
+    method: str
+    body: bytes
 
 
 class SentMessage:
@@ -49,10 +58,12 @@ class RemoteWorker:
         """Reason for its end, while some ranks have not ended yet."""
         self.sent: dict[int, SentMessage] = {}
         self.pending_commands: list[Any] = []
-        """Commands received before the worker could be started."""
+        """Commands and calls received before the worker could be started."""
         self.pids: dict[AgentLink, tuple[int, ...]] = {}
         self.callers: set[AgentLink] = set()
         """Agents whose workers call this one."""
+        self.waiting_callers: list[AgentLink] = []
+        """Those that asked for its agent before it was ready."""
 
     @property
     def name(self) -> str:

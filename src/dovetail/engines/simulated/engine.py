@@ -205,6 +205,8 @@ class SimulatedEngine:
                 self._queue.out.append(item)
                 continue
             worker = self._workers.get(item.worker)
+            if worker is not None and worker.stopping:
+                worker = None
             item.hosting = worker.hosting.get(item.hosted) if worker else None
             if item.hosting is not None:
                 self._messages.enqueue(item.hosting, item)
@@ -257,6 +259,7 @@ class SimulatedEngine:
 
     def _stop(self, worker: SimulatedWorker, command: StopWorker) -> None:
         if command.drain:
+            self._take_posted()  # calls that were made before
             worker.stopping = True
             self._stop_if_idle(worker)
         else:
