@@ -377,17 +377,6 @@ def test_stage_code_may_use_the_same_ray(ray_cluster: FakeCluster) -> None:
     assert found == [(2 * number, ray_cluster.address) for number in range(10)]
 
 
-class Tracker:
-    def __init__(self) -> None:
-        self._items: list[int] = []
-
-    def add(self, items: list[int]) -> None:
-        self._items += items
-
-    def items(self) -> list[int]:
-        return self._items
-
-
 def track(items: list[int]) -> list[str]:
     import ray
 
@@ -395,9 +384,23 @@ def track(items: list[int]) -> list[str]:
     return [ray.get_runtime_context().namespace]
 
 
-def test_stage_code_finds_the_named_actors_of_the_driver() -> None:
+def test_stage_code_finds_the_named_actors_of_the_driver(ray_cluster: FakeCluster) -> None:
     """Without ray.init: Ray connects on first use."""
     import ray
+
+    from dovetail.engines.ray.attachment import RayAddress, attach
+
+    attach(RayAddress.parse(f"ray:{ray_cluster.address}"))
+
+    class Tracker:  # here, so that it is sent by value: Ray's processes cannot import tests
+        def __init__(self) -> None:
+            self._items: list[int] = []
+
+        def add(self, items: list[int]) -> None:
+            self._items += items
+
+        def items(self) -> list[int]:
+            return self._items
 
     tracker = ray.remote(num_cpus=0)(Tracker).options(name="tracker").remote()
     try:

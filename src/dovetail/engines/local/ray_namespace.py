@@ -34,7 +34,10 @@ class _RayFinder(MetaPathFinder):
         self._namespace = namespace
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002 - part of the interface
+        target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         if fullname != "ray":
             return None
