@@ -9,8 +9,8 @@ import pytest
 import dovetail as dt
 from dovetail.control.events import LossCause
 from dovetail.engines.simulated.world import Hangs, Kills
-from engines.contract import EngineContract
-from engines.scene import Does, Held, Notebook, Rig, Units
+from engines.contract import ProcessContract
+from engines.scene import Caller, Does, Held, Notebook, Rig, Units
 from engines.test_local_contract import LocalRig
 from in_process import InProcessEngine
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def until_let_go(does: Does | type[Notebook]) -> Does | type[Notebook]:
+def until_let_go(does: type[Notebook | Caller] | Does) -> type[Notebook | Caller] | Does:
     """Wait until the end of the test: threads cannot be killed."""
     if not isinstance(does, Does):
         return does
@@ -42,7 +42,7 @@ class InProcessRig(LocalRig):
         return len(self.engine.processes())
 
 
-class TestInProcessEngine(EngineContract):
+class TestInProcessEngine(ProcessContract):
     def rig(self, units: Units) -> Rig:
         return InProcessRig(units)
 
