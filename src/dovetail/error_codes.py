@@ -376,8 +376,8 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     (
         "DT382",
         2,
-        "The run to resume is still active in another process, or belongs to another user.",
-        "Drain it first, or resume it as its owner.",
+        "The run to resume is still active in another process, or other users can change its files.",
+        "Drain it first; resume it as its owner; remove the permissions of others (`chmod go-w`).",
     ),
     ("DT383", 2, "The run cannot be resumed because it had no sink.", "Start it again with a sink."),
     ("DT384", 2, "The run to resume is already finished.", "Leave out --resume to run it again."),
@@ -591,6 +591,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         2,
         "A column to fill has values that no backfill computed.",
         "Fill another column, or only the empty rows.",
+    ),
+    (
+        "DT452",
+        2,
+        "A function that only the metadata of a table names was to be loaded.",
+        "Name the function (`--udf`), or confirm the one that the table names (`--trust-table`).",
     ),
 )
 

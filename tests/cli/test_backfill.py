@@ -186,7 +186,7 @@ def test_a_column_is_filled_and_the_same_again_does_nothing(place: Tables) -> No
     assert done.stdout.startswith("twice: finished after ")
     assert f"\n  {ROWS} rows in 4 fragments and " in done.stdout
     assert place.values("twice") == [2 * n for n in range(ROWS)]
-    again = place.fill("twice")  # the function is known by now
+    again = place.fill("twice", "--trust-table")
     assert (again.returncode, again.stdout) == (0, f"twice: nothing to do, {ROWS} rows are already filled\n")
 
 
@@ -207,19 +207,19 @@ def test_plain_functions_and_functions_of_arrays_are_accepted(place: Tables) -> 
 def test_fragments_by_number_and_by_id_and_the_rest_later(place: Tables) -> None:
     told = place.filled("twice", "--udf", "functions:twice", "--fragments", "1", "--workers", "1")
     assert (told["rows"], told["fragments"], told["workers"]) == (PER_FRAGMENT, 1, 1)
-    assert place.filled("twice", "--fragments", "3,")["rows"] == PER_FRAGMENT
+    assert place.filled("twice", "--trust-table", "--fragments", "3,")["rows"] == PER_FRAGMENT
     assert [value is None for value in place.values("twice")] == [False] * 10 + [True] * 20 + [False] * 10
-    assert place.filled("twice", "--fragments", "1,3", "--workers", "1-2")["rows"] == PER_FRAGMENT
-    told = place.filled("twice", "--workers", "auto", "--commit-every", "0")
+    assert place.filled("twice", "--trust-table", "--fragments", "1,3", "--workers", "1-2")["rows"] == PER_FRAGMENT
+    told = place.filled("twice", "--trust-table", "--workers", "auto", "--commit-every", "0")
     assert (told["rows"], told["done_before"]) == (PER_FRAGMENT, 3 * PER_FRAGMENT)
 
 
 def test_a_condition_leaves_other_rows_alone_and_recompute_computes_all_again(place: Tables) -> None:
     place.filled("twice", "--udf", "functions:twice", "--where", "n < 5")
     assert place.values("twice") == [0, 2, 4, 6, 8] + [None] * (ROWS - 5)
-    assert place.filled("twice")["rows"] == ROWS
-    assert place.filled("twice", "--recompute")["rows"] == ROWS
-    assert place.filled("twice")["rows"] == 0
+    assert place.filled("twice", "--trust-table")["rows"] == ROWS
+    assert place.filled("twice", "--trust-table", "--recompute")["rows"] == ROWS
+    assert place.filled("twice", "--trust-table")["rows"] == 0
 
 
 def test_option_names_of_geneva_are_accepted(place: Tables) -> None:
@@ -269,8 +269,19 @@ def test_a_failed_row_ends_the_command_with_fixes_as_options(place: Tables) -> N
     assert "dovetail backfill errors t.lance checked" in said
     assert "table." not in said
     (place.folder / "mended").touch()
-    assert place.filled("checked")["status"] == "finished"
+    assert place.filled("checked", "--trust-table")["status"] == "finished"
     assert place.values("checked") == list(range(ROWS))
+
+
+def test_a_function_that_only_the_table_names_is_loaded_when_it_is_named_or_trusted(place: Tables) -> None:
+    place.filled("twice", "--udf", "functions:twice", "--fragments", "1")
+    assert fixes(place.refused("twice", action="plan")) == ["--udf functions:twice"]
+    said = place.refused("twice")
+    assert "error[DT452]" in said
+    assert "the table names functions:twice as the function of column 'twice'" in said
+    named, trusted = (shlex.split(fix, comments=True) for fix in fixes(said))
+    assert place.filled("twice", *named, "--fragments", "1")["rows"] == PER_FRAGMENT
+    assert place.filled("twice", *trusted)["rows"] == ROWS - 2 * PER_FRAGMENT
 
 
 def test_failed_rows_are_listed_and_retried(place: Tables) -> None:
@@ -293,17 +304,17 @@ def test_failed_rows_are_listed_and_retried(place: Tables) -> None:
 
 def test_a_row_that_fails_again_is_skipped_by_the_option_of_the_fix(place: Tables) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
-    said = place.refused("checked", action="retry", code=1)
+    said = place.refused("checked", "--trust-table", action="retry", code=1)
     option, explanation = fixes(said)[0].split("  ", 1)
     assert explanation == "leaves such rows NULL; dovetail backfill errors t.lance checked lists them"
-    assert place.filled("checked", *option.split(), action="retry")["errors"] == 1
+    assert place.filled("checked", "--trust-table", *option.split(), action="retry")["errors"] == 1
 
 
 def test_a_retry_with_changed_code_says_which_rows_the_earlier_code_computed(place: Tables) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
     functions = place.folder / "functions.py"
     functions.write_text(functions.read_text().replace("if n == 7 and not", "if n == 70 and not"))
-    notes = place.filled("checked", action="retry")["notes"]
+    notes = place.filled("checked", "--trust-table", action="retry")["notes"]
     (command,) = re.findall(
         rf"^{ROWS - 1} rows were computed by another version of no_seven: the next (.+) computes all rows with this "
         r'one; @dt\.udf\(version=".+"\) keeps them$',
@@ -367,7 +378,7 @@ def test_notes_that_are_printed_while_it_runs_are_commands(place: Tables) -> Non
 
     place.filled("twice", "--udf", "functions:twice")
     lance.dataset(str(place.folder / "t.lance")).update({"twice": "0"}, "n < 5")
-    done = place.fill("twice")
+    done = place.fill("twice", "--trust-table")
     assert "; --where 'twice IS NULL' computes only empty rows" in done.stderr
     assert "where=" not in done.stderr + done.stdout
 
@@ -388,7 +399,7 @@ def test_more_errors_than_allowed_stop_it(place: Tables, most: str) -> None:
     said = place.refused("checked", *function, "--max-errors", most, code=1)
     assert "error[DT436]" in said
     assert "a larger --max-errors" in said
-    assert place.filled("checked", "--on-error", "skip", "--max-errors", "5%")["status"] == "finished"
+    assert place.filled("checked", "--trust-table", "--on-error", "skip", "--max-errors", "5%")["status"] == "finished"
 
 
 @pytest.mark.processes
@@ -684,9 +695,15 @@ def test_the_help_of_every_command_has_an_example(place: Tables) -> None:
         ("--plan t.lance twice --udf functions:twice", "plan t.lance twice --udf functions:twice"),
         ("run t.lance twice --udf functions:twice --plan", "plan t.lance twice --udf functions:twice"),
         ("t.lance checked --errors --json", "errors t.lance checked --json"),
-        ("t.lance checked --retry-errors", "retry t.lance checked"),
+        (
+            "t.lance checked --udf functions:no_seven --retry-errors",
+            "retry t.lance checked --udf functions:no_seven",
+        ),
         ("t.lance --history", "history t.lance"),
-        ("t.lance checked --where 'n < 3'", "run t.lance checked --where 'n < 3'"),
+        (
+            "t.lance checked --udf functions:no_seven --where 'n < 3'",
+            "run t.lance checked --udf functions:no_seven --where 'n < 3'",
+        ),
         ("t.lance checked --drop", "drop t.lance checked"),
     ],
 )

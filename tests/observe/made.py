@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control.commands import Command, Deliver, FailedItem, HostedObject, Note, StartWorker, StopWorker
 from dovetail.control.events import Event, LossCause, NodeLeft, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.control.payload import Segment
-from dovetail.observe.recorder import Recorder, RunDescription
+from dovetail.observe.recorder import Recorder
 from dovetail.observe.run_folder import RunFolder
+from dovetail.observe.run_header import RunDescription
 from dovetail.resources.seat import CardShare, Seat
 from dovetail.streaming.view import StreamView, UnitView, WorkerView
 

@@ -33,8 +33,8 @@ from dovetail.errors import ConfigError
 from dovetail.observe.failed_items import FailedItemLog, encode_item
 from dovetail.observe.history import RunHistory
 from dovetail.observe.journal import Journal, ViewInterval, json_line, read_json_lines
-from dovetail.observe.recorder import RunDescription
 from dovetail.observe.run_folder import RunFolder
+from dovetail.observe.run_header import RunDescription
 from dovetail.resources.cluster import Node
 from observe.made import Clock, failed_item, recorded, recorder, run_at, start, unit, view, worker
 from waiting import LONG

@@ -10,8 +10,9 @@ from dovetail.machine.gpus import CardUsage
 from dovetail.machine.host_usage import HostUsage
 from dovetail.observe.history import RunHistory
 from dovetail.observe.journal import read_json_lines
-from dovetail.observe.recorder import MAX_NODES_WRITTEN, RunDescription
+from dovetail.observe.recorder import MAX_NODES_WRITTEN
 from dovetail.observe.resource_advice import Advice
+from dovetail.observe.run_header import RunDescription
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import advice_lines, summary_lines, unit_table_lines
 from dovetail.observe.telemetry import (

@@ -32,7 +32,7 @@ MAX_COUNT = 1_000_000
 DEFAULT_COMMIT_EVERY = "10s"
 ARGUMENT_NAMES: tuple[str, ...] = (
     *("workers", "batch_size", "slots", "where", "fragments", "on_error", "max_errors", "timeout", "engine"),
-    *("cluster", "commit_every", "recompute", "wait", "progress", "share", "env_from"),
+    *("cluster", "commit_every", "recompute", "wait", "progress", "share", "env_from", "trust_table"),
 )
 ALIASES = {"concurrency": "workers", "intra_applier_concurrency": "slots", "num_frags": "fragments"}
 """Geneva's name -> ours."""
@@ -60,6 +60,8 @@ class BackfillArguments:
     progress: bool | None = None
     share: float | None = None
     env_from: tuple[str, ...] = ()
+    trust_table: bool = False
+    """Load the function that the table names."""
 
     @property
     def recompute_fragments(self) -> bool:
@@ -90,6 +92,7 @@ def validate_arguments(given: Mapping[str, Any]) -> tuple[BackfillArguments | No
         "commit_every_s": checker.commit_interval(),
         "recompute": checker.flag("recompute", otherwise=False),
         "wait": checker.flag("wait", otherwise=True),
+        "trust_table": checker.flag("trust_table", otherwise=False),
     }
     values = checker.values
     engine, env_from = values.get("engine", "local"), values.get("env_from", ())

@@ -339,7 +339,7 @@ class BackfillDriver:
         self.progress.count_rows_left = lambda: queue.rows_left
         self._run_started = time.monotonic()
         try:
-            arguments = run_arguments(self.arguments, self.table.uri, self.target.columns[0])
+            arguments = run_arguments(self.arguments, self.table.uri, self.target.columns[0], self.udf.reference)
             run = start(pipeline, iter(queue), **arguments, counts=self.progress.counts)
         except InfeasibleError as error:
             raise explain_infeasible(self.udf, error) from None

@@ -65,6 +65,7 @@ NO_COLUMN = "DT447"
 COLUMN_EXISTS = "DT448"
 NOT_CREATED = "DT450"
 FOREIGN_VALUES = "DT451"
+UNCONFIRMED_FUNCTION = "DT452"
 CREATED_METADATA = {b"dovetail": b"created"}
 """Metadata of columns that Dovetail added. Lance keeps it until the column is dropped."""
 RESERVED_NAMES = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
@@ -86,6 +87,8 @@ class Table:
         found = LanceTable(uri, storage_options)
         self.uri, self._storage, self._surface = found.uri, found.storage, surface
         self._store = Store(self.uri, self._storage)
+        self._given_functions: dict[str, Udf] = {}
+        """Column -> function that the caller of this object passed for it."""
 
     def __repr__(self) -> str:
         return f"dt.table({self.uri!r})"
@@ -120,6 +123,7 @@ class Table:
         if problems:
             raise ConfigError(problems)
         self._add(found, function, columns, record)
+        self._remember(function, columns)
 
     def _add(self, found: LanceTable, udf: Udf, columns: list[str], record: ColumnRecord | None) -> LanceTable:
         import pyarrow as pa
@@ -226,6 +230,7 @@ class Table:
         progress: bool | None = None,
         share: float | None = None,
         env_from: Sequence[str] = (),
+        trust_table: bool = False,
         concurrency: int | None = None,
         intra_applier_concurrency: int | None = None,
         num_frags: int | None = None,
@@ -237,7 +242,9 @@ class Table:
         call to resume; at most two seconds of work per worker is repeated. A row counts as filled even if the function
         returned None. `recompute` computes filled rows again, and so does a new version of the function.
 
-        `udf` is required the first time, and if it cannot be imported by name. `workers` is "auto" (as many as fit), n
+        `udf` is required, unless it was passed to this object before. The table stores the name of the function that
+        fills a column; anyone who can write to the table can change it, and with `trust_table=True` it is imported and
+        called. `workers` is "auto" (as many as fit), n
         (fewer if they do not fit) or (min, max); `slots` is the number of concurrent calls per worker; `batch_size` the
         rows per call. `where` limits the rows; other rows keep their values. `fragments` is a number of unfinished
         fragments or a list of ids. `on_error`: "fail" (default) raises an error that is also of the function's
@@ -266,7 +273,11 @@ class Table:
             return driver.fill()
 
     def _check_call(
-        self, column: str | Sequence[str], udf: Udf | Callable[..., Any] | str | None, how: Mapping[str, Any]
+        self,
+        column: str | Sequence[str],
+        udf: Udf | Callable[..., Any] | str | None,
+        how: Mapping[str, Any],
+        method: str = "backfill",
     ) -> tuple[LanceTable, Udf, list[str], ColumnRecord | None, BackfillArguments]:
         """The table, the function, the columns, their record and the arguments; ConfigError with all problems at
         once."""
@@ -275,7 +286,8 @@ class Table:
         found = self._newest()
         record = read_column(self._store, names[0])
         try:
-            function = _to_udf(udf) if udf is not None else self._stored_udf(found, names[0], record)
+            trusted = arguments is not None and arguments.trust_table
+            function = self._function_to_use(udf, found, names[0], record, method, trusted=trusted)
         except ConfigError as error:
             raise ConfigError([*problems, *error.problems]) from None
         if record is not None and names[0] in record.columns and len(names) < len(record.columns):
@@ -290,6 +302,7 @@ class Table:
                 problems += self._foreign_value_problems(found, function, names)
         if problems or arguments is None:
             raise ConfigError(problems)
+        self._remember(function, names)
         return found, function, names, record, arguments
 
     def _ensure_columns(
@@ -338,7 +351,45 @@ class Table:
         message = Text(f"column {', '.join(wrong)} is not nullable, and ", skip, " leaves failed rows NULL")
         return [Problem("DT437", message, fixes=(Change({"on_error": "fail"}),), place=self.uri)] if wrong else []
 
-    def _stored_udf(self, found: LanceTable, column: str, record: ColumnRecord | None, call: str = "backfill") -> Udf:
+    def _remember(self, function: Udf, columns: Sequence[str]) -> None:
+        self._given_functions |= dict.fromkeys(columns, function)
+
+    def _function_to_use(
+        self,
+        given: Udf | Callable[..., Any] | str | None,
+        found: LanceTable,
+        column: str,
+        record: ColumnRecord | None,
+        method: str,
+        *,
+        trusted: bool,
+    ) -> Udf:
+        """The given function, else the one that the caller passed before, else the one that the table names."""
+        if given is not None:
+            return _to_udf(given)
+        reference = self._stored_reference(found, column, record, method)
+        earlier = self._given_functions.get(column)
+        if earlier is not None and earlier.reference == reference:
+            return earlier
+        if trusted and method != "plan_backfill":
+            return load_udf(reference)
+        raise ConfigError(self._unconfirmed_problem(column, reference, method))
+
+    def _unconfirmed_problem(self, column: str, reference: str, method: str) -> Problem:
+        """Importing a module runs its code, and anyone who can write to the table can change the reference."""
+        message = f"the table names {reference} as the function of column {column!r}, and it is not loaded unasked"
+        call = f"table.{method}"
+        fixes = [Call(call, (column,), {"udf": reference})]
+        if method != "plan_backfill":
+            fixes.append(Call(call, (column,), {"trust_table": True}, note="loads what the table names"))
+        return Problem(UNCONFIRMED_FUNCTION, message, fixes=tuple(fixes), place=self.uri)
+
+    def stored_reference(self, column: str) -> str:
+        """Name of the function that filled the column last, "module:name"; "" if it cannot be imported by name. It is
+        not loaded."""
+        return self._read_record(_check_column_name(column)).reference
+
+    def _stored_reference(self, found: LanceTable, column: str, record: ColumnRecord | None, method: str) -> str:
         if record is None:
             if column not in found.schema.names:
                 raise ConfigError(self._no_column_problem(found, column))
@@ -347,9 +398,9 @@ class Table:
             raise ConfigError(Problem(NO_COLUMN, message, fixes=(fix,), place=self.uri))
         if not record.reference:
             message = f"{column!r} is filled by {record.name}, which cannot be imported by name (script or lambda)"
-            fix = Call(f"table.{call}", (column, Expression(record.name)))
+            fix = Call(f"table.{method}", (column, Expression(record.name)))
             raise ConfigError(Problem(NO_COLUMN, message, fixes=(fix,)))
-        return load_udf(record.reference)
+        return record.reference
 
     def _no_column_problem(self, found: LanceTable, column: str) -> Problem:
         hint = did_you_mean(column, found.schema.names)
@@ -397,10 +448,11 @@ class Table:
         **how: Any,
     ) -> BackfillPlan:
         """Dry run of `backfill` with the same arguments: fragments, rows, workers, their resources, and the estimated
-        time, measured by computing sample rows. Nothing is changed."""
+        time, measured by computing sample rows. Nothing is changed. The function that the table names is never loaded
+        for a plan."""
         from dovetail.backfill.estimate import estimate_backfill
 
-        found, function, names, record, arguments = self._check_call(column, udf, how)
+        found, function, names, record, arguments = self._check_call(column, udf, how, "plan_backfill")
         now = make_column_record(function, names, columns_to_read(function, found.schema.names, names), record)
         if arguments.recompute and not arguments.recompute_fragments:
             now.start_recompute(arguments.where)
@@ -426,10 +478,12 @@ class Table:
         arguments = parse_arguments(how)
         record = self._read_record(_check_column_name(column))
         found = self._newest()
-        function = _to_udf(udf) if udf is not None else self._stored_udf(found, column, record, "retry_errors")
+        trusted = arguments.trust_table
+        function = self._function_to_use(udf, found, column, record, "retry_errors", trusted=trusted)
         problems = function.check(found.schema, record.columns)
         if problems:
             raise ConfigError(problems)
+        self._remember(function, record.columns)
         with translate_write_errors(self.uri):
             retry = RowRetry(found, self._store, function, record, arguments, _new_run_id(), self._surface)
             return retry.run()

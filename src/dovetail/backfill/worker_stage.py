@@ -130,7 +130,7 @@ def _valid_name(name: str) -> str:
     return name if NAME.accepts(name) else similar_name(name)
 
 
-def run_arguments(arguments: BackfillArguments, table: str, column: str) -> dict[str, Any]:
+def run_arguments(arguments: BackfillArguments, table: str, column: str, udf: str) -> dict[str, Any]:
     """Arguments of `dt.run`."""
     return {
         "engine": arguments.engine,
@@ -142,7 +142,7 @@ def run_arguments(arguments: BackfillArguments, table: str, column: str) -> dict
         "share": arguments.share,
         "env_from": arguments.env_from,
         "what": "backfill",
-        "more": {"table": table, "column": column},
+        "more": {"table": table, "column": column, "udf": udf},
     }
 
 

@@ -17,6 +17,7 @@ from dovetail.claims import serialization
 from dovetail.claims.owner import is_alive
 from dovetail.claims.store import HEARTBEAT_S, STALE_HEARTBEAT_S, ClaimRequest, ClaimStore, Grant, Wait
 from dovetail.errors import ConfigError, Problem
+from dovetail.machine.private_files import make_private_folder, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +103,9 @@ class SqliteClaimRows:
 
     def _transaction(self, begin: str, action: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
+            if not self.path.exists():
+                os.close(open_private(self.path, os.O_RDWR))
             with closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as db:
                 db.execute(begin)
                 answer = action(db)

@@ -14,7 +14,13 @@ import click
 
 import dovetail as dt
 from dovetail.cli import SuggestingGroup
-from dovetail.cli.backfill_options import fill_options, parsed_command, selection_options, table_arguments
+from dovetail.cli.backfill_options import (
+    fill_options,
+    parsed_command,
+    selection_options,
+    table_arguments,
+    trust_option,
+)
 from dovetail.cli.colour import paint
 from dovetail.cli.options import json_option
 from dovetail.errors import Call, nearest_word
@@ -73,7 +79,7 @@ Examples:
   dovetail backfill plan clips.lance length --udf functions:length
   dovetail backfill run clips.lance length --udf functions:length
   dovetail backfill errors clips.lance length
-  dovetail backfill retry clips.lance length
+  dovetail backfill retry clips.lance length --udf functions:length
   dovetail backfill history clips.lance
 """,
 )
@@ -88,13 +94,14 @@ def backfill() -> None:
     epilog="""\b
 Examples:
   dovetail backfill run clips.lance length --udf functions:length
-  dovetail backfill run clips.lance length
+  dovetail backfill run clips.lance length --trust-table
   dovetail backfill run clips.lance width,height --udf functions:size --workers 4 --on-error skip --max-errors 1%
-  dovetail backfill run clips.lance length --where "length IS NULL" --fragments 10
-  dovetail backfill run s3://bucket/clips.lance length --storage-option aws_region=eu-west-1 --engine ray:auto
+  dovetail backfill run clips.lance length --udf functions:length --where "length IS NULL" --fragments 10
+  dovetail backfill run s3://bucket/clips.lance length --trust-table --storage-option aws_region=eu-west-1
 
-The function is named once; modules in the current folder can be imported. Rows that are filled are not computed
-again unless the function or its input changed, or with --recompute. Readers see finished fragments while it runs.
+Modules in the current folder can be imported. The table stores the name of the function, which is loaded only with
+--trust-table: anyone who can write to the table can change it. Rows that are filled are not computed again unless the
+function or its input changed, or with --recompute. Readers see finished fragments while it runs.
 
 Ctrl-C or SIGTERM once finishes and keeps the work in flight; twice stops at once. Either way, and after any kill, run
 the same command again to resume.
@@ -105,6 +112,7 @@ Exit codes: 0 finished, 1 a row or the run failed, 2 usage or configuration, 3 d
 )
 @table_arguments()
 @fill_options
+@trust_option
 @selection_options
 @json_option("Print the result as JSON.")
 def run(table: str, column: str, as_json: bool, **options: Any) -> None:
@@ -121,7 +129,7 @@ def run(table: str, column: str, as_json: bool, **options: Any) -> None:
     epilog="""\b
 Examples:
   dovetail backfill plan clips.lance length --udf functions:length
-  dovetail backfill plan clips.lance length --workers 8 --cluster "4x(8cpu, 32GB)" --no-sample --json
+  dovetail backfill plan clips.lance length --udf functions:length --cluster "4x(8cpu, 32GB)" --no-sample --json
 """
 )
 @table_arguments()
@@ -152,6 +160,7 @@ def errors(table: str, column: str, as_json: bool, **options: Any) -> None:
     """List the rows of COLUMN that failed and are NULL."""
     with parsed_command("errors", table, column, **options) as command:
         rows = command.table.errors(command.columns[0])
+        command.surface.udf = command.table.stored_reference(command.columns[0])
     for row in rows:
         click.echo(json.dumps(asdict(row)) if as_json else f"{row.place}: {row.error}: {row.message}")
     if as_json:
@@ -164,8 +173,8 @@ def errors(table: str, column: str, as_json: bool, **options: Any) -> None:
 @backfill.command(
     epilog="""\b
 Examples:
-  dovetail backfill retry clips.lance length
-  dovetail backfill retry clips.lance length --on-error skip --workers 1
+  dovetail backfill retry clips.lance length --udf functions:length
+  dovetail backfill retry clips.lance length --trust-table --on-error skip --workers 1
 
 Other rows keep their values. If the function changed, they still count as computed by its earlier version, and the
 next `dovetail backfill run` computes them again.
@@ -173,6 +182,7 @@ next `dovetail backfill run` computes them again.
 )
 @table_arguments()
 @fill_options
+@trust_option
 @json_option("Print the result as JSON.")
 def retry(table: str, column: str, as_json: bool, **options: Any) -> None:
     """Compute only the rows of COLUMN that failed, again."""

@@ -29,7 +29,7 @@ ALIASES = {"concurrency": "workers", "intra_applier_concurrency": "slots", "num_
 """Geneva's spelling of an option -> ours."""
 NUMBER_OPTIONS = ("batch_size", "max_errors", "timeout", "commit_every", "share")
 FILL_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--udf", metavar="MODULE:NAME", help="The function or class; required the first time."),
+    click.option("--udf", metavar="MODULE:NAME", help="The function or class."),
     click.option(
         "--workers", metavar="auto|N|MIN-MAX", help="Number of workers; fewer if they do not fit.  [default: auto]"
     ),
@@ -61,6 +61,11 @@ FILL_OPTIONS: tuple[Decorator, ...] = (
     click.option("--intra-applier-concurrency", hidden=True),
 )
 """How a column is filled."""
+TRUST_OPTION: Decorator = click.option(
+    "--trust-table",
+    is_flag=True,
+    help="Without --udf, load the function that the table names; anyone who can write to the table can change it.",
+)
 SELECTION_OPTIONS: tuple[Decorator, ...] = (
     click.option("--where", metavar="SQL", help="Compute only rows that match; other rows keep their values."),
     click.option(
@@ -76,6 +81,10 @@ SELECTION_OPTIONS: tuple[Decorator, ...] = (
 
 def fill_options(command: Any) -> Any:
     return _decorate(command, FILL_OPTIONS)
+
+
+def trust_option(command: Any) -> Any:
+    return TRUST_OPTION(command)
 
 
 def selection_options(command: Any) -> Any:
@@ -116,7 +125,14 @@ class BackfillCommand:
 @contextmanager
 def parsed_command(action: str, table: str, column: str | None, **options: Any) -> Iterator[BackfillCommand]:
     """Parse the command and report all mistakes at once. Errors are spelled as options and commands."""
-    surface = BackfillSurface(table, column or "COLUMN", action, options.get("udf"), options["storage_options"])
+    surface = BackfillSurface(
+        table,
+        column or "COLUMN",
+        action,
+        options.get("udf"),
+        options["storage_options"],
+        trust_table=options.get("trust_table", False),
+    )
     try:
         yield _parse(surface, column, options)
     except dt.DovetailError as error:
@@ -150,7 +166,7 @@ def _backfill_arguments(options: dict[str, Any], problems: list[Problem]) -> dic
     problems += engine_conflicts(options["engine"], options["cluster"])
     arguments["on_error"] = _error_policy(options["on_error"], options["retry"], problems)
     arguments = {name: value for name, value in arguments.items() if value is not None}
-    arguments |= {"recompute": True} if options.get("recompute") else {}
+    arguments |= {name: True for name in ("recompute", "trust_table") if options.get(name)}
     arguments |= {"wait": not options["no_wait"], "env_from": options["env_from"]}
     problems += validate_arguments(arguments)[1]
     return arguments

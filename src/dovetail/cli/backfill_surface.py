@@ -24,10 +24,11 @@ COMMANDS = {
     "table.errors": "errors",
     "table.history": "history",
     "table.retry_errors": "retry",
+    "table.plan_backfill": "plan",
 }
 """Call of a method of the table -> command of `dovetail backfill`."""
-COMMANDS_MADE = {"run": "run", "plan": "run", "retry": "retry"}
-"""Command with options -> the command for whose call these options are; `plan` has the options of `run`."""
+COMMANDS_MADE = {"run": ("run",), "plan": ("run", "plan"), "retry": ("retry",)}
+"""Command with options -> the commands for whose calls these options are; `plan` has the options of `run`."""
 OPTION_NAMES = {"storage_options": "--storage-option", "then": "--on-error"}
 """Settings whose option has another name; `then` is the last argument of a `Retry`, which --retry builds."""
 
@@ -40,10 +41,17 @@ class BackfillSurface(OptionSurface):
     """
 
     def __init__(
-        self, table: str, column: str, action: str = "run", udf: str | None = None, storage: Sequence[str] = ()
+        self,
+        table: str,
+        column: str,
+        action: str = "run",
+        udf: str | None = None,
+        storage: Sequence[str] = (),
+        *,
+        trust_table: bool = False,
     ) -> None:
         super().__init__()
-        self.table, self.column, self.action, self.udf = table, column, action, udf
+        self.table, self.column, self.action, self.udf, self.trust_table = table, column, action, udf, trust_table
         self._storage = [text for text in storage if not SECRET_NAME.search(text.partition("=")[0])]
 
     def command(self, action: str, *words: str) -> str:
@@ -81,8 +89,8 @@ class BackfillSurface(OptionSurface):
     def _table_call(self, fix: Call) -> str:
         """A call of a method of the table; "" for functions that no command calls."""
         command = COMMANDS.get(fix.function)
-        made = COMMANDS_MADE.get(self.action)
-        if command is None or (fix.function == "table.add_column" and made is None):
+        made = COMMANDS_MADE.get(self.action, ())
+        if command is None or (fix.function == "table.add_column" and not made):
             return ""
         if not fix.arguments:
             return self.command(command)
@@ -93,11 +101,19 @@ class BackfillSurface(OptionSurface):
             known.append(self.column.partition(",")[0].strip())
         options = [self.option(name, value) for name, value in fix.keywords.items()]
         udf = [f"--udf {shlex.quote(self.udf or UDF_PLACEHOLDER)}"] * bool(functions)
-        if command == made and columns in known:
+        if command in made and columns in known:
             missing = options if self.udf else [*udf, *options]
             if missing:
                 return " ".join(missing)
+        if not udf and columns in known and command in ("run", "retry"):
+            udf = self._function_options()
         return " ".join([self.command(command, columns), *udf, *options])
+
+    def _function_options(self) -> list[str]:
+        """The function of this command, for another command on the same column."""
+        if self.udf:
+            return [f"--udf {shlex.quote(self.udf)}"]
+        return ["--trust-table"] if self.trust_table else []
 
     def error(self, error: AnyError) -> AnyError:
         """The same error in this spelling. A RowFailed is also of the type that the function raised, which click may

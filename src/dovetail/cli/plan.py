@@ -22,10 +22,11 @@ from dovetail.cli.options import (
     set_option,
     source_option,
 )
-from dovetail.cli.output_file import write_file
+from dovetail.cli.output_file import STDOUT, write_output
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec, recipe_of
 from dovetail.control.payload import SourceSinkError
 from dovetail.observe.terminal import terminal_width
+from dovetail.pipeline.secret_settings import mask_override
 from dovetail.scheduling.plan_report import headline_lines, unit_table, use_lines
 from dovetail.scheduling.planner import DEFAULT_HEADROOM
 from dovetail.text_format import format_duration, format_percent
@@ -113,11 +114,11 @@ def plan(
     job = fit_to_cluster(job, on.cluster)
     _probe_if_needed(job, on, probe, wanted=not (no_probe or no_profiles))
     made = plan_run_spec(job, on, mode, headroom, profiled=not no_profiles)
-    if out is not None and out != "-":
-        write_file(out, made.to_json() + "\n", fix="--out plan.json")
-        click.echo(f"wrote {out}", err=True)
-    if as_json or out == "-":
+    if out is not None:
+        write_output(out, made.to_json() + "\n", fix="--out plan.json")
+    if as_json and out != STDOUT:
         click.echo(made.to_json())
+    if as_json or out == STDOUT:
         return
     for line in [*headline_lines(made), "", *_plan_table(job, made), "", *(f"  {line}" for line in use_lines(made))]:
         click.echo(line)
@@ -128,7 +129,7 @@ def plan(
     options = [] if cluster_spec == "auto" else ["--cluster", cluster_spec]
     options += [] if engine == "local" else ["--engine", engine]
     options += [] if mode is None else ["--mode", mode]
-    options += [word for text in sets for word in ("--set", text)]
+    options += [word for text in sets for word in ("--set", mask_override(text))]
     options += [] if source is None else ["--source", source]
     options += [] if headroom == DEFAULT_HEADROOM else ["--headroom", f"{headroom:g}"]
     options += ["--no-profiles"] if no_profiles else []

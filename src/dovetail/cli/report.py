@@ -7,7 +7,7 @@ import shlex
 import click
 
 from dovetail.cli.options import FILE_PATH, run_argument
-from dovetail.cli.output_file import write_file
+from dovetail.cli.output_file import write_output
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run
 
@@ -39,8 +39,4 @@ def report(run: str, out: str) -> None:
     from dovetail.observe.html_report import html_report
 
     text = html_report(RunHistory.load(find_run(run).path))
-    if out == "-":
-        click.echo(text, nl=False)
-        return
-    write_file(out, text, fix=f"dovetail report {shlex.quote(run)} -o run.html")
-    click.echo(f"wrote {out}", err=True)
+    write_output(out, text, fix=f"dovetail report {shlex.quote(run)} -o run.html")

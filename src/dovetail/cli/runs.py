@@ -9,7 +9,7 @@ import time
 import click
 
 from dovetail.cli.options import json_option, output_option, run_argument
-from dovetail.cli.output_file import write_file
+from dovetail.cli.output_file import write_output
 from dovetail.observe.control_socket import send_request
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run, read_json_object, resume_instruction, run_reference
@@ -87,8 +87,5 @@ def trace(run: str, out: str) -> None:
     """Export the timeline of RUN."""
     folder = find_run(run)
     text = trace_json(RunHistory.load(folder.path)) + "\n"
-    if out == "-":
-        click.echo(text, nl=False)
-        return
-    write_file(out, text, fix=f"dovetail trace {shlex.quote(run)} -o trace.json")
-    click.echo(f"wrote {out}; open it at https://ui.perfetto.dev", err=True)
+    fix = f"dovetail trace {shlex.quote(run)} -o trace.json"
+    write_output(out, text, fix=fix, note="; open it at https://ui.perfetto.dev")

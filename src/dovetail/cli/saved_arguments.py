@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import ConfigError, Problem
 from dovetail.observe.run_folder import backfill_command, find_run, read_json_object, run_reference
+from dovetail.observe.run_header import SecretText, read_secrets
+from dovetail.pipeline.secret_settings import mask_override
 from dovetail.runtime.run_spec import STDIO, absolute_path
 
 if TYPE_CHECKING:
@@ -47,7 +49,13 @@ def arguments_for_header(asked: RunArguments, *, has_sink: bool) -> dict[str, An
     here = {"file": str(Path(asked.file).absolute()), "folder": asked.folder or str(Path.cwd()), "has_sink": has_sink}
     if asked.cluster is not None and os.path.isfile(asked.cluster):  # noqa: PTH113 - a spec may be too long for a Path
         here["cluster"] = str(Path(asked.cluster).absolute())
-    return {ARGUMENTS_KEY: asdict(asked) | here}
+    return {ARGUMENTS_KEY: asdict(asked) | here | {"sets": [_as_secret(text) for text in asked.sets]}}
+
+
+def _as_secret(override: str) -> str:
+    """The override, as a secret if its value may be one."""
+    shown = mask_override(override)
+    return override if shown == override else SecretText(override, shown)
 
 
 def read_saved_arguments(folder: RunFolder) -> RunArguments | None:
@@ -59,6 +67,8 @@ def read_saved_arguments(folder: RunFolder) -> RunArguments | None:
         return None
     known = {item.name: stored[item.name] for item in fields(RunArguments) if item.name in stored}
     texts = {key: tuple(map(str, stored.get(key) or ())) for key in ("sets", "env_from")}
+    secrets = read_secrets(folder)
+    texts["sets"] = tuple(secrets.get(text, text) for text in texts["sets"])
     return RunArguments(**known | texts | {"engine": stored.get("engine") or saved_ray_engine(folder)})
 
 
@@ -74,7 +84,7 @@ def check_not_backfill(run: str, action: str) -> None:
     more = read_json_object(folder.header).get("more")
     column = more.get("column") if isinstance(more, Mapping) else None
     if isinstance(more, Mapping) and column:
-        fix = backfill_command(action, str(more.get("table", "")), str(column))
+        fix = backfill_command(action, more)
         raise ConfigError(Problem("DT365", f"run {folder.id} is a backfill", fixes=(fix,)))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.payload import PartFileRange, SourceSinkError
+from dovetail.machine.private_files import open_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,7 +119,7 @@ class CommitLog:
         self.path = path
         try:
             whole = _complete_line_bytes(path)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = open_private(path, os.O_WRONLY)
             os.ftruncate(self._file, whole)
             os.lseek(self._file, whole, os.SEEK_SET)
         except OSError as error:

@@ -33,6 +33,7 @@ from dovetail.data.writers.output_files import RemoteStore, is_remote_sink
 from dovetail.data.writers.piece_merge import MergeJob, OldFile
 from dovetail.data.writers.worker_parts import PartReader, PartSyncer, sync_folder, which_pieces_exist
 from dovetail.errors import Change, ConfigError, Problem
+from dovetail.machine.private_files import foreign_access, make_private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -120,7 +121,7 @@ class FileSink:
             )
             raise ConfigError(Problem("DT352", "the file exists, and `exists` is `fail`", (), fixes, self.spec.path))
         try:
-            self.parts.mkdir(parents=True, exist_ok=True)
+            self._make_parts_folder()
             sync_folder(self.parts.parent)
             if not resumed and self.spec.exists == "append":
                 self._base = self._read_base()
@@ -131,6 +132,13 @@ class FileSink:
             raise self._refused_error(f"not writable: {error.strerror or error}") from None
         except SourceSinkError as error:
             raise self._refused_error(error.message) from None
+
+    def _make_parts_folder(self) -> None:
+        """A folder that another user made, or can write to, is refused: its files would become results."""
+        make_private_folder(self.parts)
+        reason = foreign_access(self.parts)
+        if reason:
+            raise self._refused_error(f"the folder of its part files, {self.parts}, {reason}")
 
     def _probe(self) -> None:
         """Check that the store is writable. Lance has its own client, so fsspec's may be missing."""

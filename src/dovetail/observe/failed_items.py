@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from dovetail.machine.private_files import append_to_private, make_private_folder
 from dovetail.observe.journal import JOURNAL_VERSION, json_line, read_json_lines
 from dovetail.text_format import cut_text, printable
 
@@ -66,8 +67,8 @@ class FailedItemLog:
             self.written += 1
             lines.append(line)
         if lines:
-            self.path.parent.mkdir(exist_ok=True)
-            with self.path.open("ab") as file:
+            make_private_folder(self.path.parent)
+            with append_to_private(self.path) as file:
                 file.writelines(lines)
 
     def _entry(self, entry: FailedItem) -> dict[str, Any]:
@@ -161,8 +162,8 @@ def append_failure(path: Path, failure: RecordedFailure) -> None:
     """Add an entry to errors.jsonl that no stage has reported."""
     entry = asdict(failure)
     entry["detail"] = entry.pop("traceback")
-    path.parent.mkdir(exist_ok=True)
-    with path.open("ab") as file:
+    make_private_folder(path.parent)
+    with append_to_private(path) as file:
         file.write(json_line({"v": JOURNAL_VERSION, **{name: value for name, value in entry.items() if value}}))
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.codec import to_jsonable
+from dovetail.machine.private_files import append_to_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +82,7 @@ class Journal:
         self._tokens = float(BURST_BYTES)
         self._filled_at = -math.inf
         self._size = terminate_last_line(path)
-        self._file = path.open("ab", buffering=1 << 16)
+        self._file = append_to_private(path, 1 << 16)
 
     def write(self, now: float, kind: str, data: Mapping[str, Any]) -> int:
         """Write unconditionally; returns the number of bytes."""
@@ -104,7 +105,7 @@ class Journal:
         if self._size + len(line) > self.rotate_bytes and self._size:
             self._file.close()
             self.path.replace(self.rotated_path)
-            self._file = self.path.open("ab", buffering=1 << 16)
+            self._file = append_to_private(self.path, 1 << 16)
             self._size = 0
             self.rotations += 1
         self._size += len(line)

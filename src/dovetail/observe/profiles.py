@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from dovetail.observe.run_folder import home_folder, read_json_object, write_atomically
+from dovetail.machine.private_files import make_private_folder
+from dovetail.observe.run_folder import home_folder, make_home_folder, read_json_object, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -129,7 +130,8 @@ def write_profiles(measured: Mapping[ProfileKey, StageMeasurement], wall: float 
     when = time.time() if wall is None else wall
     folder = profiles_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_home_folder()
+        make_private_folder(folder)
         with _WRITE_LOCK:
             for key, new in measured.items():
                 kept = blend(read_profile(key), replace(new, when=when))

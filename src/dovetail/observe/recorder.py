@@ -6,21 +6,16 @@ skipped by one set lookup. Totals come from the view, which is taken about once 
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from threading import Event as Event_
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control import commands as c
 from dovetail.control import events as e
 from dovetail.control.lifecycle import FINAL_RUN_STATES
-from dovetail.machine.processes import process_start_time
 from dovetail.observe.failed_items import MAX_ERRORS_BYTES, FailedItemLog
 from dovetail.observe.journal import Journal, ViewInterval
 from dovetail.observe.run_folder import (
@@ -30,6 +25,7 @@ from dovetail.observe.run_folder import (
     read_json_object,
     write_atomically,
 )
+from dovetail.observe.run_header import UNSTARTED_KEY, header_text, make_header, write_secrets
 from dovetail.streaming.view import StreamView, UnitView, WorkerView
 
 if TYPE_CHECKING:
@@ -39,6 +35,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.control.payload import SegmentSlice
     from dovetail.observe.run_folder import RunFolder
+    from dovetail.observe.run_header import RunDescription
     from dovetail.observe.telemetry import NodeTelemetry, Telemetry
 
 USAGE_INTERVAL_S = 5.0
@@ -122,23 +119,6 @@ RUN_FIELDS = tuple(item.name for item in fields(StreamView) if item.name not in 
 ENDED_STATES = frozenset(state.value for state in FINAL_RUN_STATES)
 
 
-@dataclass(frozen=True, slots=True)
-class RunDescription:
-    """Identity of a run, as written to its folder."""
-
-    name: str
-    what: str = ""
-    """The file, or the command line."""
-    engine: str = ""
-    cluster: str = ""
-    """The cluster specification."""
-    version: str = ""
-    """Version of Dovetail."""
-    virtual: bool = False
-    """Simulated: seconds are virtual."""
-    more: Mapping[str, object] = field(default_factory=dict)
-
-
 class Recorder:
     """Writes run.json, plan.json, events.jsonl and errors/."""
 
@@ -180,6 +160,7 @@ class Recorder:
             if plan is not None:
                 write_atomically(folder.plan, plan)
             self._header = self._first_header(about, started)
+            write_secrets(folder, about)
             self._write_heartbeat(started)
         except OSError as error:
             raise cannot_write_error(folder.path, error) from None
@@ -256,7 +237,7 @@ class Recorder:
             try:
                 self._write_heartbeat(wall)
             except OSError:  # no space for another file: overwrite the existing one
-                overwrite_in_place(self.folder.header, self._header_text())
+                overwrite_in_place(self.folder.header, header_text(self._header))
                 raise
 
     def _close_files(self) -> None:
@@ -337,25 +318,18 @@ class Recorder:
         return size
 
     def _first_header(self, about: RunDescription, started: float) -> dict[str, Any]:
-        data = {**about.more, "version": 1, "id": self.folder.id, "name": about.name, "what": about.what}
-        data |= {"engine": about.engine, "cluster": about.cluster, "virtual": about.virtual}
-        data |= {"dovetail": about.version, "python": sys.version.split()[0]}
-        data |= {"host": socket.gethostname(), "pid": os.getpid(), "pid_started": process_start_time(os.getpid())}
         before = read_json_object(self.folder.header)
         progress, earlier = before.get("progress"), before.get("resumed")
         self._seconds_before = number_field(progress, "seconds") if isinstance(progress, dict) else 0.0
-        resumed = (
-            {"resumed": [*(earlier if isinstance(earlier, list) else ()), before.get("started")]} if before else {}
-        )
-        return {**data, "started": started, "ended": None, "status": "running", "error": "", **resumed}
+        resumed = list(earlier) if isinstance(earlier, list) else []
+        if before and UNSTARTED_KEY not in before:
+            resumed.append(before.get("started"))
+        return make_header(self.folder, about, started) | ({"resumed": resumed} if resumed else {})
 
     def _write_heartbeat(self, wall: float) -> None:
         self._beaten_at = wall
         self._header["heartbeat"] = wall
-        write_atomically(self.folder.header, self._header_text())
-
-    def _header_text(self) -> str:
-        return json.dumps(self._header, indent=1, default=str) + "\n"
+        write_atomically(self.folder.header, header_text(self._header))
 
     # --- events
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.codec import decode_command, decode_event, encode
 from dovetail.control.commands import Deliver, HostedObject
 from dovetail.errors import ConfigError, Problem
+from dovetail.machine.private_files import open_private
 from dovetail.observe.run_folder import cannot_write_error
 from dovetail.resources.seat import Seat
 from dovetail.scheduling.plan import Plan
@@ -37,7 +39,9 @@ class ReplayRecorder:
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         """`header`: plain data from which the same controller can be created again."""
         try:
-            self._file = path.open("w", encoding="utf-8", buffering=1 << 16)
+            self._file = os.fdopen(
+                open_private(path, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8", buffering=1 << 16
+            )
             self._write({"version": REPLAY_VERSION, "header": dict(header)})
         except OSError as error:
             raise cannot_write_error(path, error) from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.configuration import configured
 from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.machine.private_files import FOLDER_MODE, foreign_access, make_private_folder, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ MAX_RUNS_SHOWN = 5
 MAX_RUNS_COMPARED = 500
 """Runs that a misspelt name is compared with."""
 RUN_ID = re.compile(r"(?P<time>\d{8}-\d{6}-[0-9a-f]+)-(?P<name>.+)")
+TEMPORARY_SUFFIX = ".tmp"
+LOCK_FILE = "lock"
 MAX_NAME_BYTES = 255
 """Longer than the names that file systems accept."""
 
@@ -39,6 +42,11 @@ class RunFolder:
     @property
     def header(self) -> Path:
         return self.path / "run.json"
+
+    @property
+    def secrets(self) -> Path:
+        """Arguments that run.json shows masked."""
+        return self.path / "secrets.json"
 
     @property
     def plan(self) -> Path:
@@ -68,6 +76,9 @@ class RunFolder:
     @property
     def is_resumable(self) -> bool:
         """Whether its results are durable, so that it can be resumed."""
+        unstarted = read_json_object(self.header).get("unstarted")
+        if isinstance(unstarted, dict) and unstarted.get("durable"):
+            return True
         try:
             with self.commit_log.open("rb") as file:
                 return b'"begin"' in file.read(64)
@@ -114,27 +125,57 @@ def _name_in_ids(name: str) -> str:
 def create_run(
     name: str, where: str | Path | None = None, *, again: bool = False, wall: Callable[[], float] = time.time
 ) -> RunFolder:
-    """Create a folder under the home, or exactly `where`, which must be new or empty; with `again`, that of an existing
-    run."""
+    """Create a folder of mode 0700 under the home, or exactly `where`, which must be new or empty; with `again`, that
+    of an existing run."""
     if where is not None:
         folder = RunFolder(_expand_user(where).absolute())
         _make_folder(folder.path)
-        if any(folder.path.iterdir()) and not (again and folder.header.exists()):
-            message = "already contains a run" if folder.header.exists() else "is not empty and not a run folder"
-            raise _error("DT302", message, fixes=("specify a new folder for the run",), place=str(where))
+        _make_own(folder.path)
+        if not _is_unused(folder.path) and not (again and folder.header.exists()):
+            raise _folder_used(folder, str(where))
         return folder
     while True:
         now = wall()
         # the fraction of the second first, so that ids sort by time
         path = runs_folder() / new_run_id(name, now, f"{int(now % 1 * 4096):03x}{os.urandom(1).hex()}")
         if not path.exists():
+            make_home_folder()
+            _make_folder(path.parent)
             _make_folder(path)
             return RunFolder(path)
 
 
+def _is_unused(path: Path) -> bool:
+    """Whether the folder is empty, but for the lock of a driver that was killed before it wrote run.json."""
+    return all(one.name == LOCK_FILE or one.match(f".*{TEMPORARY_SUFFIX}") for one in path.iterdir())
+
+
+def _folder_used(folder: RunFolder, where: str) -> ConfigError:
+    fixes = ["specify a new folder for the run"]
+    if not folder.header.exists():
+        return _error("DT302", "is not empty and not a run folder", fixes=tuple(fixes), place=where)
+    instruction = resume_instruction(folder.path)
+    if instruction:
+        fixes.append(instruction)
+    return _error("DT302", "already contains a run", fixes=tuple(fixes), place=where)
+
+
+def make_home_folder() -> None:
+    _make_folder(home_folder())
+
+
+def _make_own(path: Path) -> None:
+    """Take over an existing folder, so that only this user can write to it."""
+    reason = foreign_access(path)
+    if reason.startswith("belongs"):
+        raise _error("DT303", reason, fixes=("specify a new folder for the run",), place=str(path))
+    if reason:
+        path.chmod(FOLDER_MODE)
+
+
 def _make_folder(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     except (OSError, ValueError) as error:
@@ -254,14 +295,21 @@ def _error(
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Atomic write: a reader never sees a partial file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Atomic write of a file of mode 0600: a reader never sees a partial file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with os.fdopen(open_private(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:
+            file.write(text)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Remove what a driver that was killed in `write_atomically` left. The caller holds the lock of the run."""
+    for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)
 
 
 def overwrite_in_place(path: Path, text: str) -> None:
@@ -292,9 +340,12 @@ def run_reference(folder: str | Path) -> str:
     return shlex.quote(path.name if path.parent == runs_folder() else str(path))
 
 
-def backfill_command(action: str, table: str, column: str) -> str:
-    """The command for a column of a table: dovetail backfill errors clips.lance length."""
-    return shlex.join(["dovetail", "backfill", action, table, column])
+def backfill_command(action: str, more: Mapping[str, Any]) -> str:
+    """The command for the column of a backfill, whose `more` in run.json is given: dovetail backfill errors clips.lance
+    length."""
+    words = ["dovetail", "backfill", action, str(more.get("table", "")), str(more.get("column", ""))]
+    udf = more.get("udf") if action != "errors" else None
+    return shlex.join([*words, "--udf", str(udf)] if udf else words)
 
 
 def resume_instruction(folder: str | Path) -> str:
@@ -302,7 +353,7 @@ def resume_instruction(folder: str | Path) -> str:
     run = RunFolder(Path(folder))
     more = read_json_object(run.header).get("more")
     if isinstance(more, dict) and more.get("column"):
-        return backfill_command("run", str(more.get("table", "")), str(more["column"]))
+        return backfill_command("run", more)
     if not run.is_resumable:
         return ""
     if isinstance(more, dict) and "asked" in more:

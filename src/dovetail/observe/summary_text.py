@@ -376,7 +376,7 @@ def next_step_lines(summary: RunSummary) -> list[str]:
     run = shlex.quote(summary.id if kept else summary.folder)
     lines = [f"folder      {summary.folder}"]
     if summary.failed and summary.column:
-        lines.append(f"failed      {backfill_command('errors', summary.table, summary.column)}")
+        lines.append(f"failed      {backfill_command('errors', {'table': summary.table, 'column': summary.column})}")
     elif summary.failed:
         lines.append(f"failed      {summary.folder}/errors/errors.jsonl")
     return [*lines, f"next        dovetail status {run} | dovetail trace {run} -o trace.json"]

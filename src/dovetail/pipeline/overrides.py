@@ -16,6 +16,7 @@ from typing import Any
 from dovetail.documents.document import Document, KeyPath, dotted_path
 from dovetail.documents.parser import parse_document
 from dovetail.errors import ConfigError, Problem, did_you_mean, nearest_word, short_repr
+from dovetail.pipeline.secret_settings import mask_override
 from dovetail.pipeline.source_sink import SOURCE_AND_SINK
 
 EXAMPLE = "--set stages.caption.workers=4"
@@ -50,7 +51,7 @@ class OverriddenDocument(Document):
 
 def parse_override(text: str, data: object) -> Override:
     """`path=value`, where a stage is named or numbered, and the value is read as YAML."""
-    said = f"--set {text}"
+    said = f"--set {mask_override(text)}"
     where, equals, value = text.partition("=")
     if not equals or not where.strip():
         raise _override_error(said, f"{text!r} is not path=value", EXAMPLE)
@@ -81,7 +82,8 @@ def set_option(path: str, value: str) -> str:
 
 
 def _value_text(text: str) -> str:
-    return text.partition("=")[2].strip()
+    """The value as it may be shown."""
+    return mask_override(text).partition("=")[2].strip()
 
 
 def apply_overrides(document: Document, changes: list[Override]) -> OverriddenDocument:
@@ -109,7 +111,7 @@ def _parse_value(text: str, said: str) -> Any:
 
 
 def _parse_path(where: str, data: object, text: str) -> KeyPath:
-    said = f"--set {text}"
+    said = f"--set {mask_override(text)}"
     words = where.split(".")
     if not all(words):
         raise _override_error(said, f"{where!r} has an empty part", EXAMPLE)

@@ -20,8 +20,9 @@ from dovetail.control.payload import BadRow
 from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
 from dovetail.observe import failed_items
 from dovetail.observe.control_socket import ControlSocket
-from dovetail.observe.recorder import Recorder, RunDescription
+from dovetail.observe.recorder import Recorder
 from dovetail.observe.run_folder import create_run
+from dovetail.observe.run_header import RunDescription, write_unstarted_header
 from dovetail.runtime.admission import print_stderr
 from dovetail.runtime.delayed_telemetry import DelayedTelemetry
 from dovetail.runtime.run_lock import RunLock
@@ -100,12 +101,26 @@ def plan_on_site(
     return plan_for(cluster), plan_for
 
 
-def create_locked_run(name: str, run_dir: str | Path | None, undo: ExitStack) -> tuple[RunFolder, RunLock]:
-    """A new run folder, locked by this process."""
-    folder = create_run(name, run_dir)
+def describe_run(site: Site, plan: Plan, launch: LaunchOptions, sinks: Sequence[str]) -> RunDescription:
+    return RunDescription(
+        plan.name,
+        launch.what,
+        site.engine,
+        plan.cluster.spec(),
+        version=dovetail.__version__,
+        more={"more": {**launch.more, "sinks": list(sinks)}},
+    )
+
+
+def create_locked_run(
+    about: RunDescription, run_dir: str | Path | None, undo: ExitStack, unstarted: Mapping[str, Any]
+) -> tuple[RunFolder, RunLock]:
+    """A new run folder, locked by this process, with its run.json: the run exists from here on."""
+    folder = create_run(about.name, run_dir)
     undo.callback(_remove_run_folder, folder)
     lock = RunLock(folder)
     undo.callback(lock.release)
+    write_unstarted_header(folder, about, unstarted, time.time())
     return folder, lock
 
 
@@ -206,17 +221,9 @@ class AdmittedRun:
         self, engine: RunEngine, controller: StreamController, sinks: Sequence[str], *, durable: bool
     ) -> Recorder:
         plan = self.admission.plan
-        about = RunDescription(
-            plan.name,
-            self.launch_options.what,
-            self.site.engine,
-            plan.cluster.spec(),
-            version=dovetail.__version__,
-            more={"more": {**self.launch_options.more, "sinks": list(sinks)}},
-        )
         return Recorder(
             self.folder,
-            about,
+            describe_run(self.site, plan, self.launch_options, sinks),
             self._shown_view(controller),
             controller.workers,
             plan=plan.to_json(),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.data.commit_log import read_commit_log
 from dovetail.errors import ConfigError, Problem, did_you_mean
 from dovetail.observe.run_folder import find_run, read_json_object, run_reference, write_atomically
-from dovetail.runtime.run_lock import check_owner
+from dovetail.runtime.run_lock import check_only_owner_writes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class FailedItemRetry:
     def __init__(self, what: str | Path, sink: object) -> None:
         """`sink` replaces the sink of the earlier run."""
         self.folder = find_run(str(what))
-        check_owner(self.folder)
+        check_only_owner_writes(self.folder)
         self._commits = read_commit_log(self.folder.commit_log)
         self.notes: list[str] = []
         """Items that cannot be retried, as messages."""

@@ -10,8 +10,15 @@ from dovetail.control.commands import Deliver, FailedItem
 from dovetail.control.payload import Segment
 from dovetail.data.commit_log import CommitLogContents, read_commit_log
 from dovetail.errors import UNSET, Change, ConfigError, Problem
-from dovetail.observe.run_folder import find_run, read_json_object, run_reference, write_atomically
-from dovetail.runtime.run_lock import RunLock, check_owner
+from dovetail.observe.run_folder import (
+    find_run,
+    read_json_object,
+    remove_temporary_files,
+    run_reference,
+    write_atomically,
+)
+from dovetail.observe.run_header import read_unstarted
+from dovetail.runtime.run_lock import RunLock, check_only_owner_writes
 from dovetail.scheduling.plan import Plan
 
 if TYPE_CHECKING:
@@ -46,9 +53,10 @@ class ResumedRun:
 
     def __init__(self, what: str | Path) -> None:
         self.folder = find_run(str(what))
-        check_owner(self.folder)
+        check_only_owner_writes(self.folder)
         self.lock = RunLock(self.folder)
         try:
+            remove_temporary_files(self.folder.path)
             self.commits: CommitLogContents = read_commit_log(self.folder.commit_log)
             self._check()
         except BaseException:
@@ -58,7 +66,10 @@ class ResumedRun:
     def _check(self) -> None:
         header = read_json_object(self.folder.header)
         run = self.folder.id
-        if not self.commits.header:
+        unstarted = read_unstarted(self.folder) or {}
+        self.retried_folder: object = self.commits.header.get("again_folder") or unstarted.get("again_folder")
+        """Folder of the run whose failed items this one processes, if it is a retry."""
+        if not self.has_begun and not unstarted.get("durable"):
             message = f"run {run} cannot be resumed: it had no sink, so its results were not stored"
             fixes = ('start a new run with a sink: sink="out.jsonl", or --sink out.jsonl',)
             raise ConfigError(Problem("DT383", message, fixes=fixes))
@@ -70,6 +81,12 @@ class ResumedRun:
             left = ", ".join(self.commits.finished) or "nothing"
             message = f"run {run} is already finished: {left}"
             raise AlreadyFinished(Problem("DT384", message, fixes=(_new_run_fix(header),)))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a commit log; otherwise the run was killed before it began, and starts from the
+        beginning."""
+        return bool(self.commits.header)
 
     def _remove_parts(self) -> None:
         """Removes the part files of a finished run, whose driver may have died before it did."""

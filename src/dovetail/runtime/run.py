@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from dovetail.data.iterator_sink import IteratorSink
 from dovetail.documents.configuration import QUIET, VERBOSE, ConfiguredText, configured
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import PipelineError
+from dovetail.observe.run_header import write_unstarted_header
 from dovetail.pipeline.error_policy import parse_max_errors
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.admission import print_stderr
@@ -24,6 +26,7 @@ from dovetail.runtime.assembly import (
     AdmittedRun,
     LaunchOptions,
     create_locked_run,
+    describe_run,
     limit_payload_memory,
     plan_on_site,
 )
@@ -224,10 +227,11 @@ def _start_run(request: RunRequest) -> Run:
         # 1. Ray, if the source is a Ray Dataset: the cluster must be the one that was asked for
         site = request.open_site() if _is_ray_data(request.source) else None
         # 2. the earlier run, input and output
-        resumed = _open_resumed(request.resume)
-        if resumed is not None:
-            undo.callback(resumed.lock.release)
-        retry = _open_retry(request.retry_errors, request.sink, resumed)
+        earlier = _open_resumed(request.resume)
+        if earlier is not None:
+            undo.callback(earlier.lock.release)
+        resumed = earlier if earlier is not None and earlier.has_begun else None
+        retry = _open_retry(request.retry_errors, request.sink, earlier)
         sinks = parse_sinks(request.sink if retry is None else retry.sink, pipeline, ordered=request.ordered)
         run_input = _open_run_input(request, resumed) if retry is None else PreloadedInput()
         undo.callback(run_input.close)
@@ -241,10 +245,14 @@ def _start_run(request: RunRequest) -> Run:
         exclusive_plan, plan_for = _make_plan(request, site, kinds, resumed)
         # 5. the run folder and the claim on the machine or cluster
         notes = resumed.check_source(run_input.fingerprint(), force=request.force_resume) if resumed is not None else []
-        if resumed is not None:
-            folder, lock = resumed.folder, resumed.lock
+        about = describe_run(site, exclusive_plan, request.launch, [spec.path for spec in sinks.files.values()])
+        unstarted = _unstarted_fields(sinks, retry)
+        if earlier is None:
+            folder, lock = create_locked_run(about, request.run_dir, undo, unstarted)
         else:
-            folder, lock = create_locked_run(exclusive_plan.name, request.run_dir, undo)
+            folder, lock = earlier.folder, earlier.lock
+            if resumed is None:
+                write_unstarted_header(folder, about, unstarted, time.time())
         admission = site.admit(folder.id, exclusive_plan, plan_for, wait=request.wait)
         undo.callback(admission.release)
         # 6. engine, controller, observers, source and sink
@@ -261,9 +269,20 @@ def _start_run(request: RunRequest) -> Run:
             resumed,
             retry,
             notes,
+            discard_parts=earlier is not None and resumed is None,
         ).start()
         undo.pop_all()
     return started
+
+
+def _unstarted_fields(sinks: SinkRequest, retry: FailedItemRetry | None) -> dict[str, Any]:
+    """What commit.log will say, for a run that is killed before it exists."""
+    specs = {label: asdict(spec) for label, spec in sinks.files.items()}
+    return {
+        "durable": sinks.durable,
+        "sinks": specs,
+        "again_folder": None if retry is None else str(retry.folder.path),
+    }
 
 
 def _open_run_input(request: RunRequest, resumed: ResumedRun | None) -> Input:
@@ -306,7 +325,7 @@ def _open_resumed(run: str | Path | None) -> ResumedRun | None:
 
 def _open_retry(run: str | Path | None, sink: object, resumed: ResumedRun | None) -> FailedItemRetry | None:
     """The run whose failed items are processed: the given one, or the one that the resumed run was started with."""
-    recorded = resumed.commits.header.get("again_folder") if resumed is not None else None
+    recorded = resumed.retried_folder if resumed is not None else None
     if run is None and recorded is None:
         return None
     from dovetail.runtime.failed_item_retry import FailedItemRetry, recorded_sinks
@@ -346,6 +365,8 @@ class _Launch:
     resumed: ResumedRun | None
     retry: FailedItemRetry | None
     notes: list[str]
+    discard_parts: bool = False
+    """Part files are those of a run that was killed before it began."""
 
     @property
     def durable(self) -> bool:
@@ -400,6 +421,8 @@ class _Launch:
             self.resumed.check_sinks(specs, sorted(self.outputs.functions))
         for label, sink in self.outputs.files.items():
             undo.callback(sink.close)
+            if self.discard_parts:
+                sink.discard()
             if self.resumed is None:
                 undo.callback(sink.discard)
             else:

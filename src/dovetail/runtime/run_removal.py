@@ -13,6 +13,7 @@ from dovetail.data.commit_log import read_commit_log
 from dovetail.data.sinks import SinkSpec, open_sink
 from dovetail.errors import DovetailError
 from dovetail.observe.run_folder import runs_folder
+from dovetail.observe.run_header import read_unstarted
 from dovetail.runtime.run_lock import RunLock
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ OWN_ENTRIES = frozenset(
         "parts",
         "replay.log",
         "lock",
+        "secrets.json",
     )
 )
 """What a run writes to its folder, except the header."""
@@ -86,9 +88,10 @@ def remove_run_files(files: RunFiles) -> None:
 
 def file_sinks(run: RunFolder, commits: CommitLogContents) -> Iterator[FileSink]:
     """The sinks in whose part files a run kept its results."""
-    for label, about in (commits.header.get("sinks") or {}).items():
+    specs = {label: about["spec"] for label, about in (commits.header.get("sinks") or {}).items()}
+    for label, spec in (specs or (read_unstarted(run) or {}).get("sinks") or {}).items():
         with suppress(OSError, DovetailError):
-            yield open_sink(SinkSpec(**about["spec"]), run.id, run.path / "parts" / (label or "all"))
+            yield open_sink(SinkSpec(**spec), run.id, run.path / "parts" / (label or "all"))
 
 
 def _disk_bytes(path: Path) -> int:

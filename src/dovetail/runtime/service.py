@@ -30,6 +30,7 @@ from dovetail.runtime.assembly import (
     AdmittedRun,
     LaunchOptions,
     create_locked_run,
+    describe_run,
     limit_payload_memory,
     plan_on_site,
 )
@@ -86,11 +87,12 @@ def serve(
         site = open_site(engine, share=None, env_from=())
         site.check_pipeline(pipeline)
         exclusive_plan, plan_for = plan_on_site(site, pipeline, plan, site.cluster(cluster), STREAMING_MODE)
-        folder, lock = create_locked_run(exclusive_plan.name, run_dir, undo)
+        launch = LaunchOptions(progress=False, pin_cpus=pin_cpus, what=SERVICE)
+        about = describe_run(site, exclusive_plan, launch, ())
+        folder, lock = create_locked_run(about, run_dir, undo, {"durable": False})
         admission = site.admit(folder.id, exclusive_plan, plan_for, wait=wait)
         undo.callback(admission.release)
         options = site.adjust_options(_stream_options(parse_duration(max_wait), exclusive_plan.cluster), given=False)
-        launch = LaunchOptions(progress=False, pin_cpus=pin_cpus, what=SERVICE)
         admitted = AdmittedRun(site, admission, folder, lock, options, launch)
         units = tuple(_as_served_unit(unit) for unit in unit_specs(pipeline, admission.plan))
         limits = _Limits(None if deadline is None else parse_duration(deadline), max_pending)

@@ -15,9 +15,10 @@ from dovetail.engines.simulated.world import Behaviour, Constant, Lognormal, Wor
 from dovetail.errors import Change, ConfigError, Given, Problem, Subject, Text
 from dovetail.observe.history import RunHistory
 from dovetail.observe.progress import ProgressDisplay
-from dovetail.observe.recorder import Recorder, RunDescription
+from dovetail.observe.recorder import Recorder
 from dovetail.observe.replay import ReplayRecorder, controller_record
 from dovetail.observe.run_folder import create_run
+from dovetail.observe.run_header import RunDescription
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import summary_lines
 from dovetail.runtime.run_loop import run_with_observers

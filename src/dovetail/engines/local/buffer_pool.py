@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.local.payload_codec import layout_bytes, layout_chunks, part_lengths, split_layout
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
+from dovetail.machine.private_files import make_private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -299,7 +300,7 @@ def _write_spill_file(folder: str, parts: list[ReadableBuffer]) -> int:
 
 
 def _unnamed_file(folder: str) -> int:
-    os.makedirs(folder, exist_ok=True)  # noqa: PTH103  pathlib would be imported for this alone
+    make_private_folder(folder)
     open_standard_descriptors()
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -23,6 +23,7 @@ from dovetail.engines.local.worker_environment import (
 )
 from dovetail.engines.local.worker_spec import HostedSpec, WorkerSpec
 from dovetail.engines.local.worker_state import LocalWorker, RankProcess
+from dovetail.machine.private_files import make_private_folder, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -153,9 +154,9 @@ class WorkerLauncher:
     def _log(self, worker: int, rank: int) -> int:
         if self._log_folder is None:
             return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        self._log_folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._log_folder)
         name = f"{worker}.log" if not rank else f"{worker}.{rank}.log"
-        return os.open(self._log_folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return open_private(self._log_folder / name, os.O_WRONLY | os.O_APPEND)
 
     def pickled_work(self, hosted: HostedObject) -> bytes:
         """The pickled definition; pickled once for all workers."""

@@ -56,6 +56,7 @@ from dovetail.engines.local.protocol import (
 )
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 from dovetail.engines.stage_chain import MessageOutcome
+from dovetail.machine.private_files import make_private_folder, open_private
 
 if TYPE_CHECKING:
     import socket
@@ -591,10 +592,10 @@ class MessageRunner:
 
     def _write_to_spool(self, packed: PackedPayload) -> tuple[str, int]:
         if self._spool is None:
-            os.makedirs(self._spec.spool_folder, exist_ok=True)  # noqa: PTH103 - pathlib is not loaded
+            make_private_folder(self._spec.spool_folder)
             path = os.path.join(self._spec.spool_folder, f"{self._spec.part_name()}.part")  # noqa: PTH118
             open_standard_descriptors()
-            self._spool = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), path
+            self._spool = open_private(path, os.O_WRONLY | os.O_APPEND), path
         fd, path = self._spool
         at = os.fstat(fd).st_size
         at += os.write(fd, b"\0" * (-at % 4096))

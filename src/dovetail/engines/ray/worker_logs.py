@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dovetail.machine.private_files import append_to_private, make_private_folder
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -148,8 +150,8 @@ class LogWriter:
                 self.skipped_bytes += len(data)
 
     def _append(self, path: Path, skipped: int, data: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        make_private_folder(self._folder)
+        with append_to_private(path) as file:
             if skipped:
                 file.write(_skipped_note(skipped, new_line=_ends_with_newline(path)))
             file.write(data)
