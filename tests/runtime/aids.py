@@ -107,7 +107,7 @@ def forkserver_of(driver_pid: int) -> tuple[int, int] | None:
     """Pids of supervisor and fork server of the only local engine of a process (a driver, an agent of Ray), once there
     are both."""
     for supervisor in child_pids(driver_pid):
-        if "dovetail.engines.local.supervisor" in _command(supervisor) and is_there(supervisor):
+        if "dovetail.engines.local.supervisor" in command_of(supervisor) and is_there(supervisor):
             for pid in child_pids(supervisor):
                 return supervisor, pid
     return None
@@ -178,7 +178,7 @@ def memory_files(pid: int | str = "self") -> int:
     return sum("memfd:" in link for link in descriptors(pid))
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")[:200]
     except OSError:
@@ -264,7 +264,7 @@ class Script:
         try:
             return until(lambda: not self._processes(), "all processes of the script are gone", patience_s)
         except AssertionError:
-            left = [_command(pid) for pid in self._processes()]
+            left = [command_of(pid) for pid in self._processes()]
             raise AssertionError(f"still there: {left}\n{self.output}") from None
 
     def _processes(self) -> list[int]:

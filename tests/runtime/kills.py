@@ -34,6 +34,7 @@ def told(rows):
     if SLEEP:
         time.sleep(SLEEP * len(rows))
     while rows[-1]["id"] >= SAID.get("hold", 1 << 60) and not (HERE / "go").exists():
+        (HERE / "held").touch()
         time.sleep(0.002)
     fd = os.open(HERE / "calls.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, b"".join(b"%d %f\\n" % (row["id"], time.time()) for row in rows))
@@ -72,10 +73,10 @@ def fussy(rows):
 def fussy_one(row):
     return fussy([row])[0]
 
-HALF = dt.Resources(cpus=0.5)
+HALF = dt.Resources(cpus=0.5, labels=SAID.get("labels", {}))
 
 def stage(name, run, **more):
-    return dt.Stage(name, run, HALF, **more)
+    return dt.Stage(name, run, HALF, **{"retries": SAID.get("retries", 3), **more})
 
 def pipeline():
     kind = SAID.get("pipeline", "rebatch")
