@@ -121,7 +121,7 @@ class Job:
     def start(self) -> Script:
         with suppress(FileNotFoundError):
             (self.folder / "held").unlink()
-        environment = {"ENGINE": self.engine, "LABELS": json.dumps(self.labels), **self.variables()}
+        environment: dict[str, Any] = {"ENGINE": self.engine, "LABELS": json.dumps(self.labels), **self.variables()}
         environment |= {"TMPDIR": str(self.folder / "tmp"), "DOVETAIL_HOME": str(self.folder / "home")}
         text = self.text() + CHECKS_MEMORY
         return Script(self.folder, text, warm=not self.engine, **environment)
