@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     )
     from dovetail.pipeline.error_policy import Retry
     from dovetail.pipeline.pipeline import Pipeline
-    from dovetail.pipeline.stage import Each, Stage, each
+    from dovetail.pipeline.stage import Stage
+    from dovetail.pipeline.stage_function import Each, each
     from dovetail.recipes.recipe import Recipe
     from dovetail.resources.cluster import Cluster, Gpu, Node
     from dovetail.resources.ledger import Ledger
@@ -62,7 +63,7 @@ _MODULE_BY_NAME = {
     "ClusterError": "errors",
     "ConfigError": "errors",
     "DovetailError": "errors",
-    "Each": "pipeline.stage",
+    "Each": "pipeline.stage_function",
     "EngineError": "errors",
     "FragmentationScore": "scheduling.placement",
     "Gpu": "resources.cluster",
@@ -105,7 +106,7 @@ _MODULE_BY_NAME = {
     "WorkerRequest": "scheduling.diagnose.feasibility",
     "Workload": "scheduling.fragmentation",
     "World": "engines.simulated.world",
-    "each": "pipeline.stage",
+    "each": "pipeline.stage_function",
     "find_fit_problems": "scheduling.diagnose.feasibility",
     "plan": "scheduling.planner",
     "run": "runtime.run",

@@ -30,8 +30,6 @@ a rendered fix or message to find out what it is about: that is `Problem.subject
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -313,6 +311,8 @@ def python_literal(value: object) -> str:
         case Expression():
             return str(value)
         case str():
+            import json  # late: workers import this module
+
             return json.dumps(value, ensure_ascii=False)
         case tuple():
             return f"({', '.join(map(python_literal, value))}{',' if len(value) == 1 else ''})"
@@ -397,6 +397,8 @@ def argument_problem(code: str, name: str, value: object, kind: str, *examples: 
 
 def nearest_word(word: str, known: Iterable[str]) -> str | None:
     """The known word that is most similar; None if none is similar."""
+    import difflib  # late: workers import this module
+
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[near[0]] if near else None

@@ -9,7 +9,8 @@ import pytest
 
 from dovetail.engines.unit_executor import UnitExecutor, make_executor
 from dovetail.engines.worker_context import Worker
-from dovetail.pipeline.stage import Stage, each
+from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_function import each
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

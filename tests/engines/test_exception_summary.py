@@ -16,7 +16,8 @@ from dovetail.engines.exception_summary import (
 )
 from dovetail.engines.unit_executor import make_executor
 from dovetail.engines.worker_context import Worker
-from dovetail.pipeline.stage import Stage, each
+from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_function import each
 
 OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
 CupyOutOfMemory = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy.cuda.memory"})

@@ -14,7 +14,8 @@ import pytest
 from dovetail.engines.unit_executor import UnitExecutor, make_executor
 from dovetail.engines.worker_context import Worker
 from dovetail.errors import PipelineError
-from dovetail.pipeline.stage import Stage, each
+from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_function import each
 from dovetail.resources.seat import Seat
 
 if TYPE_CHECKING:

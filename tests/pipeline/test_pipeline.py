@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from dovetail.errors import ConfigError, PipelineError, Problem
 from dovetail.pipeline.pipeline import Pipeline
-from dovetail.pipeline.stage import Stage, each
+from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_function import each
 from dovetail.resources.resources import Resources
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from dovetail.documents.fields import WrongValue
 from dovetail.errors import Problem, short_repr
 from dovetail.pipeline.durations import DURATION_LIMIT_S, parse_duration
-from dovetail.pipeline.stage import Each, Stage, each, is_async, is_class
+from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_fields import NAME
 from dovetail.pipeline.stage_fields import stage_problems as find_problems
+from dovetail.pipeline.stage_function import Each, each, is_async, is_class
 from dovetail.resources.resources import Resources
 
 NAN, INF = float("nan"), float("inf")

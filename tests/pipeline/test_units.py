@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.pipeline.pipeline import Pipeline
-from dovetail.pipeline.stage import Stage, each
+from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_function import each
 from dovetail.pipeline.units import Unit, fuse_stages, multiplicity, rate_of_unit
 from dovetail.resources.resources import Resources
 

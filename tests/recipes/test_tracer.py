@@ -15,7 +15,7 @@ import pytest
 from dovetail.engines.worker_context import Worker
 from dovetail.observe.history import RunHistory
 from dovetail.pipeline.code_hash import code_hash
-from dovetail.pipeline.stage import is_async
+from dovetail.pipeline.stage_function import is_async
 from dovetail.recipes.operators.base import HASH_FIELD, STATS_FIELD, Row, TextMapper
 from dovetail.recipes.stage_wrappers import BarrierStage
 from dovetail.recipes.tracer import PARTS_FOLDER, SampleWriter, merge_samples, prepare_trace_folder, trace_run

@@ -9,7 +9,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import PipelineError, Problem, did_you_mean
-from dovetail.pipeline.stage import Each
+from dovetail.pipeline.stage_function import Each
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.object_loader import bound_call, load_object
 from dovetail.engines.stage_calls import Step
 from dovetail.engines.stage_chain import ActiveMessage, MessageOutcome, run_message, run_message_async
-from dovetail.errors import PipelineError, Problem
-from dovetail.pipeline.stage import Stage, is_async
+from dovetail.pipeline.stage_code import StageCode
+from dovetail.pipeline.stage_function import is_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -33,19 +33,19 @@ SOFT_TIMEOUT = SoftTimeout()
 
 
 def make_executor(work: Any, worker: Worker, slots: int = 1) -> UnitExecutor:
-    """Import texts and instantiate classes. `work` is the stages of a unit, or a single class, function or object."""
-    stages = work if isinstance(work, tuple) and work and isinstance(work[0], Stage) else (work,)
-    return UnitExecutor([_StageObject(one, worker) for one in stages], slots)
+    """Import texts and instantiate classes. `work` is a tuple of stages, or a single class, function or object."""
+    stages = work if isinstance(work, tuple) else (StageCode(worker.unit, work),)
+    codes = [one if isinstance(one, StageCode) else one.code() for one in stages]
+    return UnitExecutor([_StageObject(code, worker) for code in codes], slots)
 
 
 class _StageObject:
     """The object of one stage."""
 
-    def __init__(self, work: Any, worker: Worker) -> None:
-        stage = work if isinstance(work, Stage) else None
-        self.name = worker.unit if stage is None else stage.name
+    def __init__(self, stage: StageCode, worker: Worker) -> None:
+        self.name = stage.name
         try:
-            self.target, each = load_object(work if stage is None else stage.run, self.name)
+            self.target, each = load_object(stage.run, self.name)
         except BaseException as error:
             _add_note(error, f"while stage {self.name!r} was made")
             raise
@@ -55,10 +55,10 @@ class _StageObject:
             self.name,
             bound_call(self.target),
             each=each,
-            batch_size=1 if stage is None else stage.batch_size,
-            barrier=stage is not None and stage.barrier,
-            retry=None if stage is None or not stage.error_policy.retry else stage.error_policy,
-            timeout_s=None if stage is None else stage.timeout_s,
+            batch_size=stage.batch_size,
+            barrier=stage.barrier,
+            retry=stage.retry,
+            timeout_s=stage.timeout_s,
         )
         if self.step.timeout_s is not None and not (self.is_async or self.step.barrier):
             self.step.fn = partial(SOFT_TIMEOUT.call_one, self.step.fn, self.step.timeout_s)
@@ -86,6 +86,8 @@ class UnitExecutor:
         for one in hosted if len(hosted) > 1 else ():
             if one.is_async:
                 what = f"stage {one.name!r}: async stages cannot be fused with other stages"
+                from dovetail.errors import PipelineError, Problem  # late: workers need it rarely
+
                 raise PipelineError(Problem("DT034", what, (f"unit {'+'.join(self.stages)}",), ("fuse=False",)))
 
     # --- setup and teardown

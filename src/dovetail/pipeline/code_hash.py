@@ -31,7 +31,7 @@ from collections import deque
 from types import CodeType, FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.pipeline.stage import Each
+from dovetail.pipeline.stage_function import Each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

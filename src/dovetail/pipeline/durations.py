@@ -19,14 +19,6 @@ _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)\s*", re.ASCII)
 DURATION_PATTERN = r"^\s*((\d+(\.\d*)?|\.\d+)\s*(ms|s|m|h|d)\s*)+$"
 
 
-MIN_INTERRUPTION_GRACE_S = 1.0
-
-
-def interruption_grace_s(timeout_s: float) -> float:
-    """Time between the interruption of a call that exceeds its timeout and the end of its process."""
-    return max(MIN_INTERRUPTION_GRACE_S, timeout_s / 2)
-
-
 def parse_duration(value: object) -> float:
     """Seconds of 90, "90s", "5m" or "1h30m"; ValueError if it is not one."""
     if isinstance(value, str):

@@ -17,8 +17,9 @@ from dovetail.pipeline.graph import (
     stage_edges,
     topological_order,
 )
-from dovetail.pipeline.stage import Stage, function_name
+from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_fields import DEFAULTS, NAME_LIMIT, default_problems, similar_name
+from dovetail.pipeline.stage_function import function_name
 from dovetail.text_format import html_table
 
 if TYPE_CHECKING:

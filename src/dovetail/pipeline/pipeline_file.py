@@ -41,8 +41,9 @@ from dovetail.pipeline.graph import pipeline_problems, reverse_edges, stage_edge
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.pipeline.overrides import set_option
 from dovetail.pipeline.source_sink import JOB, job_problems
-from dovetail.pipeline.stage import Each, Stage
+from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_fields import DEFAULTS, NAME, STAGE, default_problems, quote_value
+from dovetail.pipeline.stage_function import Each
 from dovetail.resources.resources import RESOURCES, Resources
 
 if TYPE_CHECKING:

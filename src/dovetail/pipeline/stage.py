@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
+from dovetail.pipeline.stage_code import StageCode
 from dovetail.resources.resources import Resources
 
 if TYPE_CHECKING:
@@ -32,21 +31,6 @@ GANG_VARIABLES = (
     "MASTER_PORT",
 )
 """Environment variables by which the ranks of a gang find each other, named as by torchrun."""
-
-
-@dataclass(frozen=True)
-class Each:
-    """A function, or a class of workers, that is called with one item instead of a list of items."""
-
-    fn: Callable[..., Any]
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self.fn(*arguments, **named)
-
-
-def each(fn: Callable[..., Any]) -> Each:
-    """Call a function once per item: it returns one item, None to drop it, or an iterator. Also a decorator."""
-    return fn if isinstance(fn, Each) else Each(fn)
 
 
 @dataclass(frozen=True)
@@ -117,6 +101,20 @@ class Stage:
     def error_policy(self) -> ErrorPolicy:
         return parse_error_policy(self.on_error)
 
+    def code(self) -> StageCode:
+        """What its workers need."""
+        policy = self.error_policy
+        return StageCode(
+            name=self.name,
+            run=self.run,
+            batch_size=self.batch_size,
+            barrier=self.barrier,
+            retry=policy if policy.retry else None,
+            timeout_s=self.timeout_s,
+            env=self.env,
+            runtime_env=self.runtime_env,
+        )
+
     @property
     def timeout_s(self) -> float | None:
         return None if self.timeout is None else parse_duration(self.timeout)
@@ -148,29 +146,3 @@ def _plain(value: object) -> object:
         return float(value) if isinstance(value, Real) else value
     except (OverflowError, ValueError):
         return value
-
-
-def _inner(run: object) -> object:
-    return run.fn if isinstance(run, Each) else run
-
-
-def function_name(run: object) -> str:
-    """The name of a function, of a class, or of an object's class; of "package.module:name", the last part."""
-    inner = _inner(run)
-    if isinstance(inner, str):
-        return inner.rpartition(":")[2].rpartition(".")[2]
-    if isinstance(inner, partial):
-        return function_name(inner.func)
-    return str(getattr(inner, "__name__", type(inner).__name__))
-
-
-def is_class(run: object) -> bool:
-    """Whether workers are objects of a class, set up once; False for a string, which is not imported here."""
-    return isinstance(_inner(run), type)
-
-
-def is_async(run: object) -> bool:
-    """Whether calls are awaited; False for a string, which is not imported here."""
-    inner = _inner(run)
-    called = (inner, getattr(inner, "__call__", None))  # noqa: B004 - an object's own method, not whether it has one
-    return any(inspect.iscoroutinefunction(item) or inspect.isasyncgenfunction(item) for item in called)

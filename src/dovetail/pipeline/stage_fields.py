@@ -29,7 +29,8 @@ from dovetail.documents.fields import (
 from dovetail.errors import UNSET, Change, Expression, Problem, Subject, did_you_mean, nearest_word, short_repr
 from dovetail.pipeline.durations import DURATION, DURATION_TEXT_SCHEMA
 from dovetail.pipeline.error_policy import FINAL_ACTIONS, RETRY, Retry
-from dovetail.pipeline.stage import GANG_VARIABLES, Each, Stage
+from dovetail.pipeline.stage import GANG_VARIABLES, Stage
+from dovetail.pipeline.stage_function import Each
 from dovetail.resources.resources import RANKS_LIMIT, Resources
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dovetail.pipeline.error_policy import Retry
-from dovetail.pipeline.stage import Each, is_async, is_class
+from dovetail.pipeline.stage_function import Each, is_async, is_class
 from dovetail.resources.shape import ShapeKind
 
 if TYPE_CHECKING:

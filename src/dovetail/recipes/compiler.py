@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.pipeline.stage import Each, Stage, each
+from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_function import Each, each
 from dovetail.recipes.operators.base import DatasetOperator, Deduplicator, Filter, Operator
 from dovetail.recipes.stage_wrappers import (
     BarrierStage,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.engines.unit_executor import call_setup
 from dovetail.errors import Problem
 from dovetail.pipeline.code_hash import code_hash
-from dovetail.pipeline.stage import is_async
+from dovetail.pipeline.stage_function import is_async
 from dovetail.recipes.operators.base import Mapper, Operator, Row
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 from dovetail.engines.object_loader import bound_call
 from dovetail.engines.worker_context import Worker
-from dovetail.pipeline.stage import is_async
+from dovetail.pipeline.stage_function import is_async
 from dovetail.recipes.operators.base import HASH_FIELD, Deduplicator, Filter, Mapper, Row, Selector
 from dovetail.recipes.stage_wrappers import BarrierStage, RunWrapper
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from dovetail.engines.object_loader import import_object
 from dovetail.engines.stage_calls import results_as_list
 from dovetail.engines.unit_executor import call_setup
-from dovetail.pipeline.stage import Each, is_async
+from dovetail.pipeline.stage_function import Each, is_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dovetail.pipeline.stage import Stage
+    from dovetail.pipeline.stage_code import StageCode
 
 
-def with_length_check(stage: Stage) -> Stage:
+def with_length_check(stage: StageCode) -> StageCode:
     """The stage with a check that a batch returns as many results as it has items."""
     if stage.batch_size == 1:
         return stage

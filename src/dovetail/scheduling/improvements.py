@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.errors import AddNodes, Change, InfeasibleError, Subject
 from dovetail.pipeline.pipeline import Pipeline
-from dovetail.pipeline.stage import is_async
+from dovetail.pipeline.stage_function import is_async
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.sizes import format_exact_size, format_size
 from dovetail.scheduling.planner import plan as make_plan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dovetail.control.commands import Cancel, RunBatches, StopWorker
 from dovetail.control.lifecycle import WorkerState
 from dovetail.control.payload import total_bytes
-from dovetail.pipeline.durations import interruption_grace_s
+from dovetail.control.timeouts import interruption_grace_s
 from dovetail.streaming.worker_pool import Message
 
 if TYPE_CHECKING:

@@ -139,7 +139,7 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str]) -> U
     timeout_s, policy = head.timeout_s, head.error_policy
     return UnitSpec(
         plan=unit,
-        hosted=HostedObject(unit.name, stages, head.slots or 1),
+        hosted=HostedObject(unit.name, tuple(stage.code() for stage in stages), head.slots or 1),
         parents=tuple(dict.fromkeys(unit_of[name] for name in pipeline.parents(head.name))),
         batch_size=head.batch_size,
         retries=head.retries,

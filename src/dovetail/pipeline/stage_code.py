@@ -1,0 +1,27 @@
+"""StageCode: what a worker executes of a stage. Workers import this module, so it imports little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dovetail.pipeline.error_policy import ErrorPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class StageCode:
+    """The part of a stage that is sent to its workers."""
+
+    name: str
+    run: Any
+    """A function, a class, or "package.module:name" of one."""
+    batch_size: int = 1
+    barrier: bool = False
+    retry: ErrorPolicy | None = None
+    """Retries inside the worker; None: calls are not repeated."""
+    timeout_s: float | None = None
+    env: Mapping[str, str] | None = None
+    runtime_env: Mapping[str, Any] | None = None
