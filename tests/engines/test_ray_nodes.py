@@ -16,6 +16,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.streaming.settings import StreamOptions
+from engines.ray_runs import only
 from ray_aids import RESTORED_S, add_node, driver, foreign_actor, patiently, until_available_is
 from waiting import LONG, until
 
@@ -312,6 +313,33 @@ def test_nodes_that_die_in_any_way_lose_no_item_and_the_run_continues(
             got = sorted(json.loads(line)["id"] for line in out.read_text().splitlines())
         assert Counter(got) == Counter(range(going.count))
         assert {line["node"] for line in events_of(going.run, "node") if line["do"] == "left"} == dead
+
+
+class NodeName:
+    def setup(self, worker: Any) -> None:
+        self._node = worker.node
+
+    def __call__(self, items: list[int]) -> list[str]:
+        return [self._node for _ in items]
+
+
+def test_a_run_begins_without_a_node_that_hangs(
+    ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A placement group there would block those of all jobs until Ray sees that the node is dead."""
+    import ray
+
+    before = ray_cluster.available()
+    here = ray_cluster.nodes["d"].dovetail_name
+    with add_node(ray_cluster, num_cpus=2) as node:
+        only(ray_cluster, monkeypatch, "d", node.name)
+        node.kill(signal.SIGSTOP)
+        run = started(ray_cluster, dt.Stage("s", NodeName, workers_per_node=1), source=range(3))
+        assert [seat.node for seat in run.plan.seats["s"]] == [here]
+        assert list(run) == [here] * 3
+        assert f"{node.dovetail_name} does not answer" in capsys.readouterr().err
+        assert node.node_id in {row["NodeID"] for row in ray.nodes() if row["Alive"]}, "Ray does not know it yet"
+        until_available_is(ray_cluster, before, patiently(RESTORED_S))
 
 
 # Nodes that join

@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from dovetail.errors import EngineError
 from dovetail.resources.amounts import sum_seats
 from dovetail.resources.seat import CardShare, Seat
 from ray_aids import add_node, driver, foreign_actor, patiently, until_available_is
-from waiting import until
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,6 +198,42 @@ def test_a_request_that_is_no_longer_wanted_is_withdrawn(ray_cluster: FakeCluste
     assert held.pending() == {}
     ours = [row["bundles"] for row in ray_cluster.groups() if row["name"].startswith("dovetail:test")]
     assert len(ours) == 1
+
+
+# --- nodes that do not answer
+
+
+def test_no_group_is_requested_on_a_node_that_does_not_answer(ray_cluster: FakeCluster) -> None:
+    """Ray would wait for it, and block the groups of all jobs meanwhile."""
+    from dovetail.engines.ray.placement_groups import GroupState, Reservation
+
+    ids = {name: node.node_id for name, node in ray_cluster.nodes.items()}
+    silent = {ids["d"]}
+    with closing(Reservation("test", ids, spare_s=0.0, find_silent=lambda ids, _: silent & set(ids))) as held:
+        assert held.try_acquire((cpu("a", 1), cpu("d", 1))) is GroupState.UNDECIDED
+        assert held.silent == {"d"}
+        assert not ours(ray_cluster)
+        wanted = sum_seats([cpu("a", 1), cpu("d", 1)])
+        held.set_wanted(wanted, time.monotonic())
+        until_held(held, cpu("a", 1))
+        assert len(ours(ray_cluster)) == 1
+        silent.clear()  # it answers again, and is asked when `set_wanted` is called next
+        until(lambda: (held.set_wanted(wanted, time.monotonic()), not held.silent)[1])
+        until_held(held, cpu("a", 1), cpu("d", 1))
+
+
+def ours(cluster: FakeCluster) -> list[Any]:
+    return [row for row in cluster.groups() if row["name"].startswith("dovetail:test")]
+
+
+def test_a_stopped_raylet_does_not_answer_and_others_do(ray_cluster: FakeCluster) -> None:
+    from dovetail.engines.ray.raylet_probe import find_silent_nodes
+
+    with add_node(ray_cluster, num_cpus=1) as node:
+        ids = {node.node_id, ray_cluster.nodes["a"].node_id, ray_cluster.nodes["d"].node_id}
+        assert find_silent_nodes(ids, PATIENCE_S) == set()
+        node.kill(signal.SIGSTOP)
+        assert find_silent_nodes(ids, 3.0) == {node.node_id}
 
 
 # --- release

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ from dovetail.claims.wait import wait_for_claim
 from dovetail.engines.ray.claim_storage import DriverLiveness, KvClaimRows
 from dovetail.engines.ray.cluster_usage import read_cluster_usage
 from dovetail.engines.ray.discovery import NoNodesError
-from dovetail.engines.ray.placement_groups import GroupState, Reservation, no_answer_error
+from dovetail.engines.ray.placement_groups import FIRST_PROBE_TIMEOUT_S, GroupState, Reservation, no_answer_error
+from dovetail.engines.ray.raylet_probe import find_silent_nodes
 from dovetail.errors import Change, DovetailError, InfeasibleError, Problem
 from dovetail.resources.amounts import (
     add_amounts,
@@ -116,6 +117,8 @@ class _RayAdmission:
     share: float | None
     _need: Seats = ()
     """Requested seats, if there was no room for the minimum of `exclusive_plan`."""
+    _silent_ids: dict[str, str] = field(default_factory=dict)
+    """Nodes that do not answer -> Ray's ids; the run is planned without them."""
     _last_line: str = ""
     _last_line_at: float = float("-inf")
 
@@ -227,16 +230,26 @@ class _RayAdmission:
         state = reservation.try_acquire(need, GRANT_TIMEOUT_S)
         if state is GroupState.GRANTED:
             return reservation
+        if reservation.silent and self.plan_for is not None:
+            self._leave_out(reservation.silent)
+            return None
         holders = self._holders()
         if state is GroupState.NEVER and not (self.wait and self._has_node_left(need)):
             raise _infeasible_error(need, holders)
+        undecided = _silent_text(reservation.silent) if reservation.silent else UNDECIDED_TEXT
         if not self.wait:
-            raise no_answer_error(UNDECIDED_TEXT) if state is GroupState.UNDECIDED else _busy_error(need, holders)
-        reasons = (UNDECIDED_TEXT,) if state is GroupState.UNDECIDED else holders
+            raise no_answer_error(undecided) if state is GroupState.UNDECIDED else _busy_error(need, holders)
+        reasons = (undecided,) if state is GroupState.UNDECIDED else holders
         self._print_throttled(
             f"waiting for Ray to grant {_need_text(need)}: {'; '.join(reasons) or 'no running job claims it'}"
         )
         return None
+
+    def _leave_out(self, silent: frozenset[str]) -> None:
+        """Plan without nodes that do not answer, until they do."""
+        for node in silent:
+            self._silent_ids[node] = self.discovery.latest.ids.get(node, "")
+        self._print_throttled(f"planning without them: {_silent_text(silent)}")
 
     def _has_node_left(self, need: Seats) -> bool:
         """Whether one of the requested nodes has left, and a new plan is possible."""
@@ -276,11 +289,20 @@ class _RayAdmission:
     def _refresh_view(self) -> ClusterView:
         with suppress(NoNodesError):  # keep the last view until there are nodes again
             self.discovery()
+        if self._silent_ids:
+            silent = find_silent_nodes(self._silent_ids.values(), FIRST_PROBE_TIMEOUT_S)
+            self._silent_ids = {node: number for node, number in self._silent_ids.items() if number in silent}
         return self._current_view()
 
     def _current_view(self) -> ClusterView:
+        """The cluster without nodes that do not answer, unless no node does."""
         seen = self.discovery.latest
-        return ClusterView(seen.cluster, seen.ids, seen.foreign)
+        nodes = tuple(node for node in seen.cluster.nodes if node.name not in self._silent_ids)
+        if not self._silent_ids or not nodes:
+            return ClusterView(seen.cluster, seen.ids, seen.foreign)
+        ids = {name: number for name, number in seen.ids.items() if name not in self._silent_ids}
+        foreign = tuple(seat for seat in seen.foreign if seat.node not in self._silent_ids)
+        return ClusterView(replace(seen.cluster, nodes=nodes), ids, foreign)
 
 
 def is_process_alive(is_driver_alive: Callable[[str], bool | None], process: ProcessId) -> bool | None:
@@ -305,6 +327,10 @@ def _record_need(book: ClusterClaimStore, grant: Grant, plan: Plan) -> Grant:
     owner = replace(grant.owner, need=round_seats_to_cards(need, plan.cluster))
     book.update(owner, {}, owner.limit)
     return replace(grant, owner=owner)
+
+
+def _silent_text(nodes: frozenset[str]) -> str:
+    return f"{', '.join(sorted(nodes))} {'does' if len(nodes) == 1 else 'do'} not answer"
 
 
 def _need_text(need: Seats) -> str:

@@ -32,11 +32,12 @@ from dovetail.engines.ray.bundles import (
     to_bundle,
 )
 from dovetail.engines.ray.discovery import GROUP_NAME_PREFIX, NODE_ID_LABEL
+from dovetail.engines.ray.raylet_probe import find_silent_nodes
 from dovetail.errors import EngineError, Problem
 from dovetail.resources.amounts import HOST, Amounts, subtract_amounts, sum_seats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from concurrent.futures import Future
 
     from dovetail.engines.ray.bundles import NodeAmounts
@@ -151,6 +152,10 @@ POLL_S = 0.02
 DECISION_TIMEOUT_S = 10.0
 """Limit for Ray's decision about a group, which normally takes milliseconds."""
 CLOSE_TIMEOUT_S = 3.0
+PROBE_TIMEOUT_S, FIRST_PROBE_TIMEOUT_S = 0.5, 3.0
+"""Limits for the answer of a node: during a run, whose loop waits for it, and before the run."""
+PROBE_KEEP_S = 0.8
+"""A node that was probed is not probed again for this time. `engine` calls `set_wanted` every second."""
 MILLI = "milli"
 WHOLE_CARD_MILLI = 1000
 
@@ -169,8 +174,15 @@ class ReservedCard:
 class Reservation:
     """Thread: one; `held` can be read by any."""
 
-    def __init__(self, name: str, ids: Mapping[str, str], *, spare_s: float = SPARE_KEEP_S) -> None:
-        """`ids`: node -> Ray's id."""
+    def __init__(
+        self,
+        name: str,
+        ids: Mapping[str, str],
+        *,
+        spare_s: float = SPARE_KEEP_S,
+        find_silent: Callable[[Iterable[str], float], set[str]] = find_silent_nodes,
+    ) -> None:
+        """`ids`: node -> Ray's id. `find_silent`: those of Ray's ids whose node does not answer within a limit."""
         self.name = name
         self.ids = dict(ids)
         self.held: Amounts = {}
@@ -183,16 +195,23 @@ class Reservation:
         self._spare_since: dict[str, float] = {}
         self._polled_at = 0.0
         self._abandoned = False
+        self._find_silent = find_silent
+        self.silent: frozenset[str] = frozenset()
+        """Nodes that did not answer when a group on them was needed last; none is requested there."""
+        self._probed_at: dict[str, float] = {}
 
     # --- the minimum
 
     def try_acquire(self, need: Seats, wait_s: float = 0.0) -> GroupState:
         """Reserve the minimum, all or nothing. `wait_s`: limit for waiting until other jobs release it, if the caller
-        expects that. UNDECIDED: Ray waits for a node that does not answer."""
+        expects that. UNDECIDED: a node does not answer (`silent`), or Ray waits for one."""
         assert self._need is None, "acquired once"
         amounts = sum_seats(need)
         if not amounts:
             return GroupState.GRANTED
+        self._probe({node for node, _, _ in amounts}, FIRST_PROBE_TIMEOUT_S)
+        if self.silent:
+            return GroupState.UNDECIDED
         group = self._request_group(
             amounts_per_node(amounts), {node: len(cards) for node, cards in cards_per_node(amounts).items()}
         )
@@ -234,6 +253,7 @@ class Reservation:
         """Set the amounts of all workers that live or start now. Requests what is missing, and releases what has been
         surplus for some time: must also be called periodically."""
         self._wanted = {key: amount for key, amount in amounts.items() if key[0] in self.ids}
+        self._probe(self._nodes_with_missing_amounts())
         self._bind_cards()
         self._request_node_groups()
         self._give_back_spare(now, at_once=False)
@@ -244,6 +264,26 @@ class Reservation:
         self._wanted = subtract_amounts(self._wanted, amounts)
         self._give_back_spare(time.monotonic(), at_once=True)
         self._publish_held()
+
+    def _nodes_with_missing_amounts(self) -> set[str]:
+        """Nodes on which a group may have to be requested."""
+        bound = {(card.node, card.position) for card in self._cards}
+        cards = cards_per_node(self._wanted)
+        hosts = amounts_per_node(self._wanted)
+        return {node for node, mine in cards.items() if any((node, position) not in bound for position in mine)} | {
+            node for node, host in hosts.items() if subtract(host, self._covered(node))
+        }
+
+    def _probe(self, nodes: set[str], timeout_s: float = PROBE_TIMEOUT_S) -> None:
+        """Find out which of these nodes answer, unless that was tried a moment ago."""
+        now = time.monotonic()
+        due = [node for node in nodes if node in self.ids and now >= self._probed_at.get(node, 0.0) + PROBE_KEEP_S]
+        if not due:
+            return
+        with ray_errors():
+            silent = self._find_silent([self.ids[node] for node in due], timeout_s)
+        self.silent = self.silent.difference(due) | {node for node in due if self.ids[node] in silent}
+        self._probed_at |= dict.fromkeys(due, time.monotonic())
 
     def _bind_cards(self) -> None:
         """Assign a GPU to every wanted position: an idle one, or a newly requested one."""
@@ -414,6 +454,8 @@ class Reservation:
         """Forget what was reserved there. The other bundles of the atomic group stay reserved; Ray does not stop trying
         to place the lost one."""
         self.ids.pop(name, None)
+        self.silent -= {name}
+        self._probed_at.pop(name, None)
         self._spare_since.pop(name, None)
         self._wanted = {key: amount for key, amount in self._wanted.items() if key[0] != name}
         for group in [group for group in self._groups if name in group.parts]:
@@ -461,6 +503,9 @@ class Reservation:
     # --- groups
 
     def _request_group(self, hosts: Mapping[str, NodeAmounts], cards: Mapping[str, int]) -> ReservedGroup | None:
+        """None: a node has left, or does not answer: then it is tried again when `set_wanted` is called next."""
+        if not self.silent.isdisjoint({*hosts, *cards}):
+            return None
         return request_group(self.name, self.ids, hosts, cards)
 
     def _drop(self, group: ReservedGroup) -> None:
