@@ -218,7 +218,12 @@ def test_no_group_is_requested_on_a_node_that_does_not_answer(ray_cluster: FakeC
         until_held(held, cpu("a", 1))
         assert len(ours(ray_cluster)) == 1
         silent.clear()  # it answers again, and is asked when `set_wanted` is called next
-        until(lambda: (held.set_wanted(wanted, time.monotonic()), not held.silent)[1])
+
+        def answers() -> bool:
+            held.set_wanted(wanted, time.monotonic())
+            return not held.silent
+
+        until(answers)
         until_held(held, cpu("a", 1), cpu("d", 1))
 
 
