@@ -325,6 +325,37 @@ def test_a_killed_fork_server_loses_no_item() -> None:
     until(lambda: not any(map(is_there, [*workers, *killed])), "no process is left")
 
 
+class WaitsInSetup:
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def setup(self) -> None:
+        self._wait("setup", "set-up-may-end")
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self._wait("call", "call-may-end")
+        return items
+
+    def _wait(self, what: str, go_on: str) -> None:
+        with open(f"{self._folder}/{what}-{os.getpid()}", "w"):  # noqa: PTH123
+            pass
+        while not os.path.exists(f"{self._folder}/{go_on}"):  # noqa: PTH110
+            time.sleep(0.005)
+
+
+def test_a_killed_fork_server_charges_no_item_and_fails_no_setup(tmp_path: Path) -> None:
+    run = run_of(dt.Stage("waits", WaitsInSetup(str(tmp_path)), workers=1, retries=0), source=range(4))
+    for what, kills in (("setup", 4), ("call", 2)):
+        for number in range(1, kills + 1):
+            until(lambda: len(list(tmp_path.glob(f"{what}-*"))) == number, f"a worker is in its {what}")  # noqa: B023
+            os.kill(forkserver_pid(), signal.SIGKILL)
+        if what == "setup":
+            (tmp_path / "set-up-may-end").touch()
+    (tmp_path / "call-may-end").touch()
+    assert sorted(run) == [0, 1, 2, 3]
+    assert run.errors == []
+
+
 def test_a_run_ends_if_its_fork_server_is_killed_at_the_very_end() -> None:
     for _ in range(10 if LONG else 3):
         run = run_of(dt.Stage("naps", Naps), source=range(3))

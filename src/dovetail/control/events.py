@@ -25,6 +25,8 @@ class LossCause(Enum):
     """The process was killed from outside, or crashed."""
     OUT_OF_MEMORY = "out of memory"
     NODE_LOST = "node lost"
+    SERVER_LOST = "fork server lost"
+    """Killed together with the process that starts workers; neither its items nor its setup are to blame."""
     SETUP_FAILED = "setup failed"
     STOPPED = "stopped"
     """Stopped on command: StopWorker without drain."""

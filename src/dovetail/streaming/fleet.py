@@ -223,6 +223,8 @@ class Fleet:
         if node_lost:
             self.health.on_node_lost(worker.node)
             self.state.call_at(self.health.down_until[worker.node], self._recheck_nodes)
+        elif event.cause is LossCause.SERVER_LOST:
+            self.state.add_note("error", f"{unit.name}: worker {worker.id} is lost: {what}", unit=unit.name)
         elif was_setting_up:
             self.state.add_note("error", f"{unit.name}: worker {worker.id} failed in setup: {what}", unit=unit.name)
             self.health.on_setup_failed(unit, worker.node, what, event.detail)

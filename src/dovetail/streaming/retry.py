@@ -130,7 +130,7 @@ class FailureHandler:
             crumb = breadcrumbs.get(message.id)
             is_suspect = crumb is not None if breadcrumbs else position < unit.spec.slots
             never_began = message.cancelled and crumb is None
-            if event.cause is LossCause.NODE_LOST or never_began or not is_suspect:
+            if event.cause in (LossCause.NODE_LOST, LossCause.SERVER_LOST) or never_began or not is_suspect:
                 self.put_back(unit, message)
                 continue
             blamed = True

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
     OnForeignCall = Callable[[int, int, int, str, str, bytes], None]
 
+MAX_SERVERS_LOST = 10
+"""Fork servers that may be killed from outside without a charge for the items of their workers; beyond it a call or a
+setup may be what kills them, and the run must not repeat it for ever."""
+
 
 class Wakeup:
     """A descriptor that wakes the polling thread."""
@@ -127,6 +131,7 @@ class LocalEngine:
         self._events: list[Event] = []
         self._start_server = start_server
         self._forkserver: ProcessServer | None = None
+        self._servers_lost = 0
 
     # --- engine port
 
@@ -463,10 +468,12 @@ class LocalEngine:
         self._epoll.unregister(server.channel.fileno())
         server.kill_orphans()
         self._forkserver = None
+        self._servers_lost += 1
+        cause = LossCause.SERVER_LOST if self._servers_lost <= MAX_SERVERS_LOST else LossCause.SIGNAL
         for rank in list(self._ranks.values()):
-            self._on_exit(rank.number, 9, "the fork server was killed, and its workers with it", 0)
+            self._on_exit(rank.number, 9, "the fork server was killed, and its workers with it", 0, cause)
 
-    def _on_exit(self, number: int, status: int, why: str, peak: int) -> None:
+    def _on_exit(self, number: int, status: int, why: str, peak: int, cause: LossCause | None = None) -> None:
         rank = self._ranks.pop(number, None)
         if rank is None:
             return
@@ -482,8 +489,8 @@ class LocalEngine:
         breadcrumbs = self._breadcrumbs.read(rank.cells)
         with self._lock:
             if child.end is None and not rank.stopped:
-                cause, detail = describe_exit(status, self._oom_kills)
-                child.on_process_died(rank, cause, why or detail)
+                found, detail = (cause, why) if cause is not None else describe_exit(status, self._oom_kills)
+                child.on_process_died(rank, found, why or detail)
             if not rank.stopped:
                 self._kill(child)  # the ranks of a gang end together
             child.add_breadcrumbs(breadcrumbs)
