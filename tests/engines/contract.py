@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +36,22 @@ if TYPE_CHECKING:
 
 def ranges(failures: list[CallFailure]) -> list[tuple[int, int]]:
     return [(failure.start, failure.stop) for failure in failures]
+
+
+def container_sizes(root: object) -> dict[str, int]:
+    """Path of attributes -> length of each container that the object and its parts hold."""
+    found: dict[str, int] = {}
+    seen: set[int] = set()
+    pending = [("engine", root)]
+    while pending:
+        path, one = pending.pop()
+        if isinstance(one, dict | list | set | deque):
+            found[path] = len(one)
+        elif type(one).__module__.startswith("dovetail.") and id(one) not in seen:
+            seen.add(id(one))
+            names = [*getattr(one, "__dict__", ()), *getattr(type(one), "__slots__", ())]
+            pending += [(f"{path}.{name}", getattr(one, name, None)) for name in names]
+    return found
 
 
 class EngineContract(ABC):
@@ -274,6 +292,22 @@ class EngineContract(ABC):
         scene.lost(2)
         scene.rig.let_go()
         assert scene.keys(scene.done(held)) == [(0,)]
+
+    def test_nothing_grows_with_the_number_of_workers_ever_started(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+
+        def use(worker: int) -> dict[str, int]:
+            scene.ready(worker, "a", "book")
+            scene.done(scene.message(worker, "a", [0]))
+            scene.result(scene.engine.call(worker, "book", "note", "x"))
+            scene.submit(StopWorker(worker))
+            scene.stopped(worker)
+            gc.collect()
+            return container_sizes(scene.engine)
+
+        before = use(1)
+        use(2)
+        assert use(3) == before
 
     # Poll, post, close
 

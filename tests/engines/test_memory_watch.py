@@ -13,6 +13,7 @@ from dovetail.control.events import LossCause, WorkerLost, WorkerReady
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit, oom_counters
 from dovetail.engines.local.memory_watch import VICTIM_EXIT_S, MemoryWatch, choose_victim
+from dovetail.engines.local.process_setup import total_memory_bytes
 from dovetail.machine.cgroups import physical_bytes
 from dovetail.machine.host_usage import MemoryMeter, MemoryUsage
 from dovetail.resources.seat import Seat
@@ -65,6 +66,14 @@ def test_small_workers_without_a_request_are_not_ended_before_a_large_one() -> N
     assert found[0] == 1
 
 
+def test_outside_of_ray_no_worker_that_keeps_to_its_request_is_ended() -> None:
+    """Other programs use the memory."""
+    assert choose_victim(94 * GB, 100 * GB, {1: 40 * GB, 2: MB}, {1: 40 * GB}, only_excess=True) is None
+    found = choose_victim(94 * GB, 100 * GB, {1: 40 * GB, 2: 2 * GB}, {1: 40 * GB}, only_excess=True)
+    assert found is not None
+    assert found[0] == 2
+
+
 # Interval
 
 
@@ -99,28 +108,31 @@ class Fills:
         return items
 
 
-def test_the_largest_real_worker_is_ended_and_reported_as_out_of_memory() -> None:
+def test_the_worker_that_exceeds_its_request_is_ended_before_memory_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On this machine too, not only on nodes of Ray."""
+    use = [MemoryUsage(50 * MB, 200 * MB)]
+    monkeypatch.setattr(MemoryMeter, "read", lambda _: use[0])
     engine = LocalEngine()
     events: list[Any] = []
     try:
         for worker, size in ((1, MB), (2, 300 * MB), (3, MB)):
             hosted = HostedObject("it", (dt.Stage("it", Fills(size)),))
-            engine.submit([StartWorker(worker, (Seat("node-0", 100),), (hosted,))])
+            engine.submit([StartWorker(worker, (Seat("node-0", 100, 64 * MB),), (hosted,))])
 
         def heard(kind: type[Any]) -> list[Any]:
             events.extend(engine.poll(0.01))
             return [event for event in events if isinstance(event, kind)]
 
         until(lambda: len(heard(WorkerReady)) == 3, "all are ready")
-        watch = MemoryWatch(lambda: MemoryUsage(94 * 200 * MB // 100, 200 * MB))
-        found = watch.check(0.0, engine.processes(), {1: 64 * MB, 3: 64 * MB, 2: 64 * MB})
-        assert found is not None
-        engine.end_worker(found[0], LossCause.OUT_OF_MEMORY, found[1])
+        use[0] = MemoryUsage(199 * MB, 200 * MB)
         until(lambda: heard(WorkerLost), "it is lost")
         (lost,) = heard(WorkerLost)
         assert (lost.worker, lost.cause) == (2, LossCause.OUT_OF_MEMORY)
         assert "and requested 64MB" in lost.detail
         assert lost.peak_bytes > 300 * MB
+        assert len(heard(WorkerLost)) == 1, "workers that keep to their requests go on"
     finally:
         engine.close()
 
@@ -147,13 +159,24 @@ def test_a_cgroup_fuller_than_the_machine_counts_without_its_reclaimable_memory(
     if version == 2:
         folder = "sys/fs/cgroup/pod/one"
         files = {"proc/self/cgroup": "0::/pod/one\n", f"{folder}/memory.max": f"{1000 * MB}\n"}
-        files |= {f"{folder}/memory.current": f"{950 * MB}\n", f"{folder}/memory.stat": f"inactive_file {30 * MB}\n"}
+        files |= {
+            f"{folder}/memory.current": f"{950 * MB}\n",
+            f"{folder}/memory.stat": f"inactive_file {20 * MB}\nactive_file {10 * MB}\n",
+        }
     else:
         folder = "sys/fs/cgroup/memory/pod/one"
         files = {"proc/self/cgroup": "4:memory:/pod/one\n", f"{folder}/memory.limit_in_bytes": f"{1000 * MB}\n"}
         files |= {f"{folder}/memory.usage_in_bytes": f"{950 * MB}\n"}
-        files |= {f"{folder}/memory.stat": f"inactive_file 1\ntotal_inactive_file {30 * MB}\n"}
+        files |= {
+            f"{folder}/memory.stat": f"inactive_file 1\ntotal_inactive_file {20 * MB}\ntotal_active_file {10 * MB}\n"
+        }
     assert a_machine(tmp_path, 64 * MB, files).read() == MemoryUsage(920 * MB, 1000 * MB)
+
+
+def test_payloads_may_use_a_part_of_the_memory_of_the_cgroup(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/pod\n", "sys/fs/cgroup/pod/memory.max": f"{64 * MB}\n"}
+    a_machine(tmp_path, 64 * MB, files)
+    assert total_memory_bytes(tmp_path) == 64 * MB
 
 
 def test_a_machine_with_unknown_memory_is_not_full(tmp_path: Path) -> None:

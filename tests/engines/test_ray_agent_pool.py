@@ -12,7 +12,9 @@ pytest.importorskip("ray")
 
 from ray.exceptions import RayError, RuntimeEnvSetupError
 
+from dovetail.control.commands import HostedObject, StartWorker
 from dovetail.control.events import FailRun, NodeLeft
+from dovetail.engines.local.code_pickle import PickledWorks
 from dovetail.engines.local.worker_spec import DriverContext
 from dovetail.engines.ray import agent_link, agent_pool
 from dovetail.engines.ray.agent_link import (
@@ -32,8 +34,10 @@ from dovetail.engines.ray.engine import RayEngine
 from dovetail.engines.ray.message_handlers import MAX_FAILED_STARTS, NO_WORKER_MESSAGE
 from dovetail.engines.ray.node_loss import DEAD_NODE
 from dovetail.engines.ray.protocol import AgentHello, dovetail_version
+from dovetail.engines.ray.remote_worker import RemoteWorker
 from dovetail.errors import Problem
 from dovetail.resources.cluster import Cluster
+from dovetail.resources.seat import Seat
 from engines.test_ray_discovery import row
 from waiting import PATIENCE_S, until
 
@@ -359,3 +363,42 @@ def test_an_idle_agent_ends_after_its_own_timeout(ended: list[Any], monkeypatch:
     assert sorted(ended) == ["first", "second"]
     assert kept.take("a", "") is None
     assert waits[-1] == 190.0
+
+
+# Code of hosted objects
+
+
+def test_an_agent_keeps_the_code_of_the_objects_that_were_used_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_pool, "MAX_AGENT_UNITS", 2)
+    monkeypatch.setattr(agent_pool, "start_agent", lambda *_: NoHandle())
+    pool = AgentPool(tmp_path, around("a"), AgentListener(SimpleQueue()))
+    monkeypatch.setattr(pool._listener, "add", lambda _: None)
+    link = pool.link("a", "")
+    assert link is not None
+    sent: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(link, "send", lambda op, *_: sent.append(op))
+    for number, name in enumerate(["x", "y", "x", "z", "y"]):
+        worker = RemoteWorker(StartWorker(number, (Seat("a"),), (HostedObject(name, len),)), "")
+        worker.ranks_by_agent[link] = (0,)
+        pool.start(link, worker, {})
+    assert [op[:2] for op in sent if op[0] != "start"] == [
+        ("unit", "x"),
+        ("unit", "y"),
+        ("unit", "z"),
+        ("forget_unit", "y"),
+        ("unit", "y"),
+        ("forget_unit", "x"),
+    ]
+
+
+def test_pickled_definitions_that_were_used_last_are_kept() -> None:
+    works = PickledWorks(limit=2)
+    objects = [HostedObject(str(number), [number]) for number in range(3)]
+    first = works.get(objects[0])
+    works.get(objects[1])
+    assert works.get(objects[0]) is first
+    works.get(objects[2])
+    assert len(works) == 2
+    assert works.get(objects[0]) is first

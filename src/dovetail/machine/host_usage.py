@@ -93,10 +93,10 @@ def _read_text(path: Path) -> str:
 
 
 CGROUP_MEMORY_FILES = (
-    ("memory.current", "memory.max", "inactive_file"),
-    ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
+    ("memory.current", "memory.max", ("inactive_file", "active_file")),
+    ("memory.usage_in_bytes", "memory.limit_in_bytes", ("total_inactive_file", "total_active_file")),
 )
-"""Files of both cgroup versions: usage, limit, and the part of the usage that the kernel can reclaim."""
+"""Files of both cgroup versions: usage, limit, and the parts of the usage that the kernel can reclaim."""
 
 
 class MemoryUsage(NamedTuple):
@@ -128,12 +128,13 @@ class MemoryMeter:
         return max(found, key=lambda use: use.share, default=None)
 
 
-def _cgroup_usage(folder: Path, current: str, limit: str, inactive: str) -> MemoryUsage | None:
+def _cgroup_usage(folder: Path, current: str, limit: str, reclaimable: tuple[str, ...]) -> MemoryUsage | None:
     most = _read_limit(folder / limit)
     try:
         used = int((folder / current).read_bytes())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text("ascii").splitlines())
-        return None if most is None else MemoryUsage(max(0, used - int(stat.get(inactive, 0))), most)
+        cached = sum(int(stat.get(name, 0)) for name in reclaimable)
+        return None if most is None else MemoryUsage(max(0, used - cached), most)
     except (OSError, ValueError):
         return None
 

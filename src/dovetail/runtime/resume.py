@@ -171,19 +171,18 @@ class ResumedRun:
 
     def completed_deliveries(self, engine: RunEngine, outputs: RunOutputs) -> tuple[list[Deliver], list[int]]:
         """Deliveries that are complete, and the numbers of log entries whose files are lost."""
-        lost = [number for number, entry in self.commits.entries.items() if not entry.durable]
+        gone = {number for number, entry in self.commits.entries.items() if not entry.durable}
         for label, sink in outputs.files.items():
             numbers = [number for number, entry in self.commits.entries.items() for _ in entry.outputs.get(label, ())]
             pieces = [piece for entry in self.commits.entries.values() for piece in entry.outputs.get(label, ())]
-            lost += [number for number, there in zip(numbers, sink.which_exist(pieces), strict=True) if not there]
+            gone |= {number for number, there in zip(numbers, sink.which_exist(pieces), strict=True) if not there}
         delivers = []
         for number, entry in self.commits.entries.items():
-            deliver = _restored_delivery(entry, engine) if number not in lost else None
+            deliver = _restored_delivery(entry, engine) if number not in gone else None
             if deliver is None:
-                lost.append(number)
+                gone.add(number)
             else:
                 delivers.append(deliver)
-        gone = set(lost)
         if gone:
             self._void_later_waves(gone, delivers)
         return delivers, sorted(gone)

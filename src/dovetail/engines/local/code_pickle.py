@@ -19,6 +19,8 @@ MAX_PARTS = 100
 MAX_CODE_BYTES = 4 << 20
 """Maximum bytes of code sent to a worker; beyond it, large definitions are left out."""
 MAX_DEFINITION_BYTES = 64 << 10
+MAX_PICKLED_WORKS = 256
+"""Pickled definitions that an engine keeps."""
 
 
 class PickledWork(NamedTuple):
@@ -28,6 +30,28 @@ class PickledWork(NamedTuple):
     """Result of `pickle_work`."""
     env: dict[str, str]
     """Environment variables of its stages."""
+
+
+class PickledWorks:
+    """Pickled definitions of hosted objects, so that all workers of a unit share one. Keeps those that were used last:
+    a service or a queue may start any number of objects."""
+
+    def __init__(self, limit: int = MAX_PICKLED_WORKS) -> None:
+        self._limit = limit
+        self._works: dict[int, tuple[object, PickledWork]] = {}
+        """Identity of a definition -> the definition, which keeps the identity, and its pickle."""
+
+    def get(self, hosted: HostedObject) -> PickledWork:
+        """Raises ConfigError if the definition cannot be pickled."""
+        key = id(hosted.definition)
+        found = self._works.pop(key, None) or (hosted.definition, pickle_hosted(hosted))
+        self._works[key] = found
+        if len(self._works) > self._limit:
+            del self._works[next(iter(self._works))]
+        return found[1]
+
+    def __len__(self) -> int:
+        return len(self._works)
 
 
 def pickle_hosted(hosted: HostedObject) -> PickledWork:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.events import Event
     from dovetail.engines.local.forkserver_client import ProcessServer
+    from dovetail.engines.local.memory_watch import MemoryWatch
     from dovetail.engines.local.protocol import Chunk, Frame
     from dovetail.engines.local.worker_spec import DriverContext
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 MAX_SERVERS_LOST = 10
 """Fork servers that may be killed from outside without a charge for the items of their workers; beyond it a call or a
 setup may be what kills them, and the run must not repeat it for ever."""
+
+
+MEMORY_CHECK_S = 0.25
+"""Interval of the checks whether memory runs out."""
 
 
 class Wakeup:
@@ -89,13 +94,15 @@ class LocalEngine:
         memory_bytes: int | None = None,
         pin_cpus: bool = False,
         home: DriverContext | None = None,
+        memory_watch: MemoryWatch | None = None,
         start_server: Callable[[int, Mapping[str, str] | None], ProcessServer] = ForkServerClient,
     ) -> None:
         """Open an engine without workers.
 
         `folder` is for logs and spilled payloads, `memory_bytes` limits the memory of payloads, `home` is the context
-        of a driver in another process. `start_server` is called when the first worker starts, with the descriptor of
-        the breadcrumbs and the environment of the server (None: that of this process).
+        of a driver in another process. `memory_watch` chooses the worker to end before memory runs out (None: one that
+        exceeds its request). `start_server` is called when the first worker starts, with the descriptor of the
+        breadcrumbs and the environment of the server (None: that of this process).
         """
         process_setup.raise_descriptor_limit()
         open_standard_descriptors()
@@ -113,6 +120,8 @@ class LocalEngine:
         self.spool_record, self.from_spool_record = self._payloads.spool_record, self._payloads.from_spool_record
         self.adopt, self.read_raw = self._payloads.adopt, self._payloads.read_raw
         self._oom_kills = OomKillCounter()
+        self._memory_watch = memory_watch
+        self._memory_checked_at = 0.0
         self._workers: dict[int, LocalWorker] = {}
         self._calls = CallRouter(self._workers, self._numbers, self._queue_frame)
         self._ranks: dict[int, RankProcess] = {}
@@ -155,12 +164,16 @@ class LocalEngine:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._closed:
             left = -1.0 if until is None else max(0.0, until - time.monotonic())
+            if self._workers and not 0 <= left <= MEMORY_CHECK_S:
+                left = MEMORY_CHECK_S
             if self._posted or self._events or (self._forkserver is not None and self._forkserver.has_frames):
                 left = 0.0
             for fd, what in self._epoll.poll(left):
                 self._on_readable(fd, what)
             if self._forkserver is not None and self._forkserver.has_frames:
                 self._read_forkserver()
+            if self._workers:
+                self._check_memory(time.monotonic())
             with self._lock:
                 self._return_buffers()
                 self._flush()
@@ -282,6 +295,19 @@ class LocalEngine:
             if rank is not None and not rank.has_exited:
                 self._queue_frame(rank, ("answer", number, fine), [body])
                 self._flush()
+
+    def _check_memory(self, now: float) -> None:
+        if now < self._memory_checked_at + MEMORY_CHECK_S:
+            return
+        self._memory_checked_at = now
+        if self._memory_watch is None:
+            from dovetail.engines.local.memory_watch import LOCAL_FULL_SHARE, MemoryWatch  # late: not needed at start
+
+            self._memory_watch = MemoryWatch(full=LOCAL_FULL_SHARE, only_excess=True)
+        requested = {child.number: child.memory_bytes for child in self._workers.values()}
+        chosen = self._memory_watch.check(now, self.processes(), requested)
+        if chosen is not None:
+            self.end_worker(chosen[0], LossCause.OUT_OF_MEMORY, chosen[1])
 
     def _on_call(self, rank: RankProcess, frame: Frame) -> None:
         """A worker calls another worker."""

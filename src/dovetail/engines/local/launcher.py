@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engines.local.code_pickle import PickledWork, pickle_work, work_environment
+from dovetail.engines.local.code_pickle import PickledWorks, work_environment
 from dovetail.engines.local.protocol import Channel
 from dovetail.engines.local.worker_environment import (
     RAY_PATH_SUFFIXES,
@@ -61,7 +61,7 @@ class WorkerLauncher:
         self._breadcrumbs = breadcrumbs
         self._pin_cpus = pin_cpus
         self._pinned = 0
-        self._pickled_works: dict[int, tuple[object, bytes]] = {}
+        self._pickled_works = PickledWorks()
         self._passed: list[Any] = []
         """Files that must stay open until the fork server has received them."""
         nodes = cluster.nodes if cluster is not None else ()
@@ -85,6 +85,7 @@ class WorkerLauncher:
         names = frozenset(hosted.name for hosted in command.hosted)
         here = range(len(command.seats)) if ranks is None else sorted(ranks)
         child = LocalWorker(command.worker, command.seats[here[0]].node, names, gang=len(command.seats) > 1)
+        child.memory_bytes = sum(command.seats[rank].memory_bytes for rank in here)
         hosted_objects = tuple(
             HostedSpec(hosted.name, self.pickled_work(hosted), hosted.slots, _pickled_writer(hosted))
             for hosted in command.hosted
@@ -160,15 +161,7 @@ class WorkerLauncher:
 
     def pickled_work(self, hosted: HostedObject) -> bytes:
         """The pickled definition; pickled once for all workers."""
-        if isinstance(hosted.definition, PickledWork):
-            return hosted.definition.code
-        found = self._pickled_works.get(id(hosted.definition))
-        if found is None:
-            found = self._pickled_works[id(hosted.definition)] = (
-                hosted.definition,
-                pickle_work(hosted.name, hosted.definition),
-            )
-        return found[1]
+        return self._pickled_works.get(hosted).code
 
     def _next_cpus(self, milli: int) -> tuple[int, ...]:
         """CPUs for the next worker, round robin over those that this process may use."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from contextlib import suppress
 from pathlib import Path
+
+from dovetail.machine.cgroups import usable_memory_bytes
 
 WANTED_DESCRIPTORS = 1 << 16
 """Wanted limit of open descriptors."""
@@ -13,9 +14,9 @@ PAYLOAD_MEMORY_DIVISOR = 4
 """Payloads may use this fraction of memory (1/n)."""
 
 
-def total_memory_bytes() -> int:
-    """Physical memory of the machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def total_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may use: that of the machine, or the limit of its cgroup."""
+    return usable_memory_bytes(root)[0]
 
 
 def raise_descriptor_limit() -> None:

@@ -90,6 +90,7 @@ class LocalWorker:
         "in_flight",
         "is_gang",
         "is_single_slot",
+        "memory_bytes",
         "names",
         "node",
         "number",
@@ -121,6 +122,8 @@ class LocalWorker:
         self.end: WorkerLost | WorkerStopped | None = None
         """The reason of its end, if known in advance."""
         self.peak = 0
+        self.memory_bytes = 0
+        """Requested memory of the local ranks; 0: not specified."""
 
     @property
     def name(self) -> str:

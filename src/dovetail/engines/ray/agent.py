@@ -28,6 +28,7 @@ from ray.exceptions import GetTimeoutError
 from dovetail.control.commands import Cancel, HostedObject, StartWorker
 from dovetail.engines.local import process_setup
 from dovetail.engines.local.engine import LocalEngine
+from dovetail.engines.local.memory_watch import MemoryWatch
 from dovetail.engines.local.payload_codec import join_layout, pack_items, pack_split, part_lengths
 from dovetail.engines.ray.agent_payloads import AgentPayloads
 from dovetail.engines.ray.node_monitor import NodeMonitor
@@ -110,13 +111,17 @@ class AgentSession:
         self._folder = Path(setup.folder) if shared else process_setup.make_temporary_folder()
         self._shared = shared
         self._engine = LocalEngine(
-            self._folder, memory_bytes=setup.memory_bytes or None, pin_cpus=setup.pin_cpus, home=worker_home(setup)
+            self._folder,
+            memory_bytes=setup.memory_bytes or None,
+            pin_cpus=setup.pin_cpus,
+            home=worker_home(setup),
+            memory_watch=MemoryWatch(full=setup.memory_full),
         )
         self._engine.keep_spool = shared
         self._node = setup.node
         self._payloads = AgentPayloads(self._engine)
         self._encoder = EventEncoder(self._engine, self._payloads)
-        self._monitor = NodeMonitor(self._engine, None if shared else self._folder, setup.memory_full)
+        self._monitor = NodeMonitor(self._engine, None if shared else self._folder)
         self._units: dict[str, HostedObject] = {}
         self._inbox: deque[tuple[int, list[Op], Any]] = deque()
         self._early: dict[int, tuple[list[Op], Any]] = {}
@@ -227,6 +232,7 @@ class AgentSession:
             "expect": self._payloads.expect,
             "free": self._payloads.free,
             "unit": self._on_unit,
+            "forget_unit": self._on_forget_unit,
             "devices": lambda devices: self._engine.set_devices(self._node, devices),
             "start": self._on_start,
             "port": lambda worker: self._outbox.put([SizedOp(("port", worker, self._engine.free_port()))]),
@@ -246,6 +252,10 @@ class AgentSession:
     def _on_unit(self, name: str, work: Any, slots: int, writer: bytes | None) -> None:
         self._units[name] = HostedObject(name, work, slots, writer)
 
+    def _on_forget_unit(self, name: str) -> None:
+        """It is sent again when a worker needs it."""
+        self._units.pop(name, None)
+
     def _on_start(
         self,
         worker: int,
@@ -255,7 +265,6 @@ class AgentSession:
         rendezvous: tuple[str, int] | None,
     ) -> None:
         command = StartWorker(worker, seats, tuple(self._units[name] for name in names))
-        self._monitor.requested_bytes[worker] = sum(seats[rank].memory_bytes for rank in ranks)
         if len(ranks) == len(seats):
             self._engine.submit([command])
         else:
@@ -353,6 +362,7 @@ def _is_library_path(entry: str) -> bool:
     return library or entry.endswith(".zip") or not {"site-packages", "dist-packages", "lib-dynload"}.isdisjoint(parts)
 
 
+MAX_CLOSED_SESSIONS = 64
 CONCURRENCY_GROUPS = {"receive": 1, "listen": 1, "read": 4, "peer": 2}
 """Ray's concurrency group -> its number of threads."""
 Method = TypeVar("Method", bound="Callable[..., Any]")
@@ -371,8 +381,8 @@ class Agent:
         self._sessions: dict[str, AgentSession] = {}
         self._failed: dict[str, str] = {}
         """Session -> traceback of its failed start."""
-        self._closed_sessions: set[str] = set()
-        """Closed sessions: late calls for them do not wait for their start."""
+        self._closed_sessions: deque[str] = deque(maxlen=MAX_CLOSED_SESSIONS)
+        """The sessions that were closed last: late calls for them do not wait for their start."""
         self._begun = Condition()
 
     @_in_group("read")
@@ -434,6 +444,7 @@ class Agent:
     @_in_group("read")
     def close(self, session: str, received: ReceivedOffsets) -> list[LogPiece]:
         """See `AgentSession.close`."""
-        self._closed_sessions.add(session)
+        self._closed_sessions.append(session)
+        self._failed.pop(session, None)
         found = self._sessions.pop(session, None)
         return found.close(received) if found is not None else []

@@ -20,7 +20,7 @@ import ray
 from ray.runtime_env import RuntimeEnv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dovetail.engines.local.code_pickle import pickle_hosted
+from dovetail.engines.local.code_pickle import PickledWorks
 from dovetail.engines.local.memory_watch import FULL_SHARE
 from dovetail.engines.ray import ray_private
 from dovetail.engines.ray.agent import CONCURRENCY_GROUPS, Agent
@@ -103,6 +103,8 @@ def start_agent(node_id: str, runtime_env: str) -> Any:
         raise ConfigError(Problem("DT403", message, fixes=(FIX_RUNTIME_ENV,))) from None
 
 
+MAX_AGENT_UNITS = 256
+"""Code of hosted objects that an agent keeps; the code of others is sent again when it is needed."""
 IDLE_KEEP_S = 60.0
 IDLE_THREAD_NAME = "dovetail-idle"
 
@@ -221,7 +223,7 @@ class AgentPool:
         self.has_begun = self.is_refused = False
         """Whether workers may be started; whether the run was refused, because a node does not see the source or the
         sink."""
-        self._shipped: dict[int, tuple[object, PickledWork]] = {}
+        self._shipped = PickledWorks()
         self._failed: dict[str, int] = {}
         """Node -> number of agents that died in quick succession."""
         self._restarting: dict[str, set[str]] = {}
@@ -273,10 +275,7 @@ class AgentPool:
 
     def shipped(self, hosted: HostedObject) -> PickledWork:
         """The pickled code of a hosted object; pickled once for all workers."""
-        found = self._shipped.get(id(hosted.definition))
-        if found is None:
-            found = self._shipped[id(hosted.definition)] = hosted.definition, pickle_hosted(hosted)
-        return found[1]
+        return self._shipped.get(hosted)
 
     def start(self, link: AgentLink, worker: RemoteWorker, devices: dict[int, str]) -> None:
         if devices != link.devices:
@@ -285,10 +284,15 @@ class AgentPool:
         for hosted in worker.command.hosted:
             code = self.shipped(hosted)
             definition = (code, hosted.slots, hosted.writer)
-            if link.units.get(hosted.name) != definition:
-                link.units[hosted.name] = definition
+            known = link.units.pop(hosted.name, None)
+            link.units[hosted.name] = definition  # the last one: it was used last
+            if known != definition:
                 writer = None if hosted.writer is None else pickle.dumps(hosted.writer, 5)
                 link.send(("unit", hosted.name, code, hosted.slots, writer), MESSAGE_OVERHEAD_BYTES + len(code.code))
+        while len(link.units) > max(MAX_AGENT_UNITS, len(worker.names)):
+            oldest = next(iter(link.units))
+            del link.units[oldest]
+            link.send(("forget_unit", oldest))
         link.send(
             ("start", worker.number, worker.command.seats, worker.names, worker.ranks_by_agent[link], worker.rendezvous)
         )

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.engines.ray.agent_link import AgentLink
     from dovetail.engines.ray.agent_pool import RayRunContext
+    from dovetail.engines.ray.placement_groups import Reservation
     from dovetail.resources.amounts import Amounts
 
 PENDING_POLL_S = 0.02
@@ -79,6 +80,8 @@ class RayEngine:
         """Workers that cannot be started yet: their agent is not up, or Ray has not granted their seats."""
         self._taken_amounts: Amounts = {}
         """Amounts of all live and waiting workers."""
+        self._started_amounts: Amounts = {}
+        """Amounts of the live workers."""
         head = HeadWatchdog() if context.discover is not None else None
         self._listener = AgentListener(self._inbox, head)
         self._watcher = (
@@ -253,16 +256,12 @@ class RayEngine:
         if self.reservation is not None and not granted and self.reservation.poll():
             granted = self.reservation.covers(self._taken_amounts)
         for worker in list(self._waiting.values()):
-            if granted or self.reservation is None or self.reservation.covers(self._amounts_with(worker)):
+            if granted or self.reservation is None or self._is_covered(self.reservation, worker):
                 self._start_if_up(worker)
 
-    def _amounts_with(self, worker: RemoteWorker) -> Amounts:
-        """Amounts of all live workers and this one."""
-        live = [one for one in self.workers.values() if one.number not in self._waiting]
-        total: Amounts = {}
-        for one in (*live, worker):
-            total = add_amounts(total, sum_seats(one.command.seats))
-        return total
+    def _is_covered(self, reservation: Reservation, worker: RemoteWorker) -> bool:
+        """Whether the amounts of all live workers and of this one are reserved."""
+        return reservation.covers(add_amounts(self._started_amounts, sum_seats(worker.command.seats)))
 
     def _start_if_up(self, worker: RemoteWorker) -> None:
         links: list[AgentLink] = []
@@ -284,6 +283,7 @@ class RayEngine:
                 links[0].send(("port", worker.number))
             return
         del self._waiting[worker.number]
+        self._started_amounts = add_amounts(self._started_amounts, sum_seats(worker.command.seats))
         for link in links:
             worker.ranks_by_agent[link] = worker.ranks_on(link.node)
             devices = self.reservation.devices(link.node) if self.reservation is not None else {}
@@ -367,10 +367,12 @@ class RayEngine:
             return
         for caller in worker.callers:
             caller.send(("worker_gone", worker.number))
-        self._waiting.pop(worker.number, None)
-        self._taken_amounts = subtract_amounts(self._taken_amounts, sum_seats(worker.command.seats))
+        amounts = sum_seats(worker.command.seats)
+        if self._waiting.pop(worker.number, None) is None:
+            self._started_amounts = subtract_amounts(self._started_amounts, amounts)
+        self._taken_amounts = subtract_amounts(self._taken_amounts, amounts)
         if release and self.reservation is not None and not self._closed.is_set():
-            self.reservation.release(sum_seats(worker.command.seats))
+            self.reservation.release(amounts)
         elif not self._closed.is_set():
             self.request_resources()
         calls = [number for number, (called, _) in self._calls.items() if called == worker.number]

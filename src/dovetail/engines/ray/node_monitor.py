@@ -1,4 +1,4 @@
-"""Periodic checks of a node by its agent: raylet health, memory pressure, metrics, new log output. Node side.
+"""Periodic checks of a node by its agent: raylet health, metrics, new log output. Node side.
 
 `agent.AgentSession` calls `check` after everything it does, and runs `probe_raylet` in a thread. A raylet that hangs is
 reported as "node_unhealthy" after 4 s: without that, the node would take work until Ray detects it, after 14 to 66 s.
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from dovetail.control.events import LossCause
-from dovetail.engines.local.memory_watch import MemoryWatch
 from dovetail.engines.ray import ray_private
 from dovetail.engines.ray.metrics import NodeMeter
 from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES, SizedOp
@@ -41,13 +39,8 @@ CHECK_S = 0.25
 class NodeMonitor:
     """Thread: that of the session, except for `probe_raylet`."""
 
-    def __init__(self, engine: LocalEngine, logs: Path | None, memory_full: float) -> None:
-        """`logs`: the run folder, if the driver does not see it. `memory_full`: used share of the memory at which a
-        worker is killed."""
-        self._engine = engine
-        self._memory = MemoryWatch(full=memory_full)
-        self.requested_bytes: dict[int, int] = {}
-        """Worker -> memory that it requested, in bytes; 0: none."""
+    def __init__(self, engine: LocalEngine, logs: Path | None) -> None:
+        """`logs`: the run folder, if the driver does not see it."""
         self._meter = NodeMeter(engine.processes)
         self._meter.start()
         self._logs = LogShipper(logs / "logs") if logs is not None else None
@@ -73,7 +66,6 @@ class NodeMonitor:
             self._raylet_seen_at = max(self._raylet_seen_at, now)
         self._checked_at = self._last_check_at = now
         ops = self._check_raylet(now)
-        self._check_memory(now)
         if now - self._measured_at >= MEASURE_S:
             self._measured_at = now
             use = self._meter.take()
@@ -91,11 +83,6 @@ class NodeMonitor:
         """The last output of workers, if the driver does not see it; see `LogShipper.read_last`."""
         self._meter.stop()
         return self._logs.read_last(received) if self._logs is not None else []
-
-    def _check_memory(self, now: float) -> None:
-        chosen = self._memory.check(now, self._engine.processes(), self.requested_bytes)
-        if chosen is not None:
-            self._engine.end_worker(chosen[0], LossCause.OUT_OF_MEMORY, chosen[1])
 
     def _check_raylet(self, now: float) -> list[SizedOp]:
         switches = context_switches(self._raylet_pid)
