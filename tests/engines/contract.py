@@ -23,6 +23,7 @@ from dovetail.control.events import (
     WorkerReady,
 )
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, Raises
+from dovetail.pipeline.stage_code import StageCode
 from engines.scene import NODE, Caller, Does, Held, Notebook, Rig, Scene, Units
 from waiting import PATIENCE_S
 
@@ -63,7 +64,7 @@ class EngineContract(ABC):
         """Factory of scenes; its keywords map names of hosted objects to their behaviour."""
         made: list[Scene] = []
 
-        def make(**units: type[Notebook | Caller] | Does) -> Scene:
+        def make(**units: type[Notebook | Caller] | Does | tuple[StageCode, ...]) -> Scene:
             made.append(Scene(self.rig({"a": Does(), **units})))
             return made[-1]
 
@@ -433,6 +434,11 @@ class EngineContract(ABC):
         assert isinstance(scene.error(after), WorkerLostError)
         scene.stopped(1)
 
+    def test_a_hosted_object_is_made_with_its_arguments(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=(StageCode("book", Notebook, args=("first", "second")),))
+        scene.ready(1, "book")
+        assert scene.result(scene.engine.call(1, "book", "note", "third")) == 3
+
     def test_several_objects_in_one_worker_are_addressed_by_name(self, scene_of: SceneOf) -> None:
         scene = scene_of(b=Does({(0,): Gives(2)}), book=Notebook, other=Notebook)
         scene.ready(1, "a", "b", "book", "other")
@@ -470,6 +476,13 @@ class ProcessContract(EngineContract):
         assert scene.keys(scene.done(calls)) == [(0,)]
         scene.stopped(1)
         assert scene.result(scene.engine.call(2, "book", "note", "from the test")) == 2
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_async_methods_are_awaited_whatever_the_other_methods_are(self, scene_of: SceneOf, slots: int) -> None:
+        scene = scene_of(book=Notebook)
+        scene.ready(1, "book", slots=slots)
+        assert scene.result(scene.engine.call(1, "book", "note_later", "x")) == 1
+        assert scene.result(scene.engine.call(1, "book", "note", "y")) == 2
 
     def test_a_worker_may_call_a_worker_that_is_starting(self, scene_of: SceneOf) -> None:
         scene = scene_of(caller=Caller, book=Notebook)

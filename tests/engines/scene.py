@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.control.payload import Segment
     from dovetail.engines.simulated.world import ItemOutcome, Key
+    from dovetail.pipeline.stage_code import StageCode
 
 NODE = "node-0"
 E = TypeVar("E")
@@ -43,12 +46,19 @@ class Does:
 class Notebook:
     """A hosted object with methods."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self, *lines: str) -> None:
+        self.lines = list(lines)
 
     def note(self, line: str, *, times: int = 1) -> int:
         self.lines += [line] * times
         return len(self.lines)
+
+    async def note_later(self, line: str) -> int:
+        await asyncio.sleep(0)
+        return self.note(line)
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
 
     def tear(self) -> None:
         raise ValueError("torn")
@@ -99,7 +109,7 @@ class Rig(ABC):
         """Number of worker processes that exist now."""
 
 
-Units = dict[str, "type[Notebook | Caller] | Does"]
+Units = dict[str, "type[Notebook | Caller] | Does | tuple[StageCode, ...]"]
 
 
 class Scene:

@@ -13,6 +13,7 @@ from engines.scene import Caller, Does, Held, Notebook, Rig, Units
 
 if TYPE_CHECKING:
     from dovetail.control.payload import Segment
+    from dovetail.pipeline.stage_code import StageCode
 
 
 class SimulatedRig(Rig):
@@ -21,7 +22,7 @@ class SimulatedRig(Rig):
         behaviours = {name: self._behaviour(does) for name, does in units.items()}
         self.engine: SimulatedEngine = SimulatedEngine(World(behaviours, tracked=True), Cluster.parse("1x(8cpu)"))
 
-    def _behaviour(self, does: type[Notebook | Caller] | Does) -> Behaviour:
+    def _behaviour(self, does: type[Notebook | Caller] | Does | tuple[StageCode, ...]) -> Behaviour:
         if not isinstance(does, Does):
             return Behaviour(0.01)
 

@@ -17,8 +17,12 @@ from in_process import InProcessEngine
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dovetail.pipeline.stage_code import StageCode
 
-def until_let_go(does: type[Notebook | Caller] | Does) -> type[Notebook | Caller] | Does:
+
+def until_let_go(
+    does: type[Notebook | Caller] | Does | tuple[StageCode, ...],
+) -> type[Notebook | Caller] | Does | tuple[StageCode, ...]:
     """Wait until the end of the test: threads cannot be killed."""
     if not isinstance(does, Does):
         return does

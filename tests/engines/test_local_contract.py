@@ -17,6 +17,7 @@ from dovetail.control.commands import HostedObject
 from dovetail.control.events import LossCause
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, OutOfMemory, Raises, Slow
+from dovetail.pipeline.stage_code import StageCode
 from engines import scene
 from engines.contract import ProcessContract
 from engines.scene import Does, Held, Rig, Units
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.payload import Segment
     from dovetail.engines.simulated.world import Key
+    from engines.contract import SceneOf
 
 
 BY_VALUE = (scene,)
@@ -116,3 +118,10 @@ class LocalRig(Rig):
 class TestLocalEngine(ProcessContract):
     def rig(self, units: Units) -> Rig:
         return LocalRig(units)
+
+    def test_a_hosted_object_has_its_environment_variables(self, scene_of: SceneOf) -> None:
+        code = StageCode("book", scene.Notebook, env={"ITS_OWN": "1"}, runtime_env={"env_vars": {"ALSO": "2"}})
+        there = scene_of(book=(code,))
+        there.ready(1, "book")
+        assert there.result(there.engine.call(1, "book", "variable", "ITS_OWN")) == "1"
+        assert there.result(there.engine.call(1, "book", "variable", "ALSO")) == "2"

@@ -12,18 +12,20 @@ from dovetail.errors import PipelineError, Problem, did_you_mean
 from dovetail.pipeline.stage_function import Each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
-def load_object(work: Any, stage: str) -> tuple[Any, bool]:
-    """The object, and whether it takes single items. Imports texts and instantiates classes."""
+def load_object(
+    work: Any, stage: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> tuple[Any, bool]:
+    """The object, and whether it takes single items. Imports texts and instantiates classes with these arguments."""
     each = False
     while isinstance(work, str | Each):
         if isinstance(work, Each):
             work, each = work.fn, True
         else:
             work = import_object(work, f"stage {stage!r}: run=")
-    return (work() if isinstance(work, type) else work), each
+    return (work(*args, **(kwargs or {})) if isinstance(work, type) else work), each
 
 
 def bound_call(target: Any) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ class _StageObject:
     def __init__(self, stage: StageCode, worker: Worker) -> None:
         self.name = stage.name
         try:
-            self.target, each = load_object(stage.run, self.name)
+            self.target, each = load_object(stage.run, self.name, stage.args, stage.kwargs)
         except BaseException as error:
             _add_note(error, f"while stage {self.name!r} was made")
             raise

@@ -25,3 +25,6 @@ class StageCode:
     timeout_s: float | None = None
     env: Mapping[str, str] | None = None
     runtime_env: Mapping[str, Any] | None = None
+    args: tuple[Any, ...] = ()
+    """Arguments of the class, for a hosted object that is not a stage of a pipeline."""
+    kwargs: Mapping[str, Any] | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import resource
 import time
 from functools import partial
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.control.engine import UnreadableItem
@@ -60,7 +61,8 @@ from dovetail.machine.private_files import make_private_folder, open_private
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from asyncio import AbstractEventLoop
+    from collections.abc import Awaitable, Callable, Sequence
 
     from dovetail.control.engine import UnsendableItemError
     from dovetail.control.payload import Writer
@@ -239,6 +241,9 @@ class MessageRunner:
         """Payloads of the current message that are already in shared memory."""
         self._reader = PayloadReader()
         self._spool: tuple[int, str] | None = None
+        self._loop_lock = Lock()
+        self._loop: AbstractEventLoop | None = None
+        """Event loop of async methods; None: none was called."""
         self._begun_writers: list[Writer] = []
         """Writers whose `begin` was called."""
 
@@ -612,6 +617,8 @@ class MessageRunner:
             if self._spool is not None:
                 os.close(self._spool[0])
             self._pool = self._spool = None
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     # --- calls
 
@@ -622,9 +629,25 @@ class MessageRunner:
             self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
             return
         try:
-            self.reply(number, call_hosted(executor, frame))
+            value = call_hosted(executor, frame)
+            if inspect.isawaitable(value):  # an async method of an object whose __call__ is not async, or that has none
+                value = self._await(value)
+            self.reply(number, value)
         except BaseException as error:  # passed to the caller
             self.reply_error(number, error)
+
+    def _await(self, awaitable: Awaitable[Any]) -> Any:
+        """Await in the event loop that all async methods of this worker share; the slot is taken meanwhile."""
+        import asyncio  # late: few objects have async methods
+
+        async def wait() -> Any:
+            return await awaitable
+
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                Thread(target=self._loop.run_forever, name="async-methods", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
 
     def reply(self, number: int, value: object) -> None:
         self.send("answer", number, True, body=[pickle_value(value)])

@@ -209,8 +209,11 @@ class SimulatedObject:
             return None
         if self._instance is None:
             # not before the first call: objects of a stream are never called and may be expensive models
-            work = self.hosted.definition
+            work: Any = self.hosted.definition
             self._instance = work() if isinstance(work, type) else work
+            if isinstance(work, tuple):  # the last stage receives calls
+                code = work[-1]
+                self._instance = code.run(*code.args, **(code.kwargs or {}))
         return getattr(self._instance, asked.method)(*asked.arguments, **asked.named)
 
 
