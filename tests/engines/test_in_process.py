@@ -9,7 +9,7 @@ import pytest
 import dovetail as dt
 from dovetail.control.events import LossCause
 from dovetail.engines.simulated.world import Hangs, Kills
-from engines.contract import ProcessContract
+from engines.contract import EngineContract
 from engines.scene import Caller, Does, Held, Notebook, Rig, Units
 from engines.test_local_contract import LocalRig
 from in_process import InProcessEngine
@@ -46,7 +46,7 @@ class InProcessRig(LocalRig):
         return len(self.engine.processes())
 
 
-class TestInProcessEngine(ProcessContract):
+class TestInProcessEngine(EngineContract):
     def rig(self, units: Units) -> Rig:
         return InProcessRig(units)
 
