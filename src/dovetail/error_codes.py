@@ -347,7 +347,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     ),
     ("DT371", 2, "Options of a probe exclude each other, or the file has no source.", _SEE_MESSAGE),
     ("DT372", 2, "The source of a probe is empty.", "Pass a source with items: --source FILE."),
-    ("DT373", 1, "A probe stopped before its end.", "Run it again."),
+    ("DT373", 1, "A probe stopped before its end.", "Run it again, or leave out --probe."),
     ("DT374", 2, "No item of a probe reached a stage.", "Probe with more items, or leave out --probe."),
     # --- serving
     (

@@ -87,3 +87,17 @@ def test_a_probe_reports_why_it_fails(
         probe(dt.Pipeline(stages), source, 9)
     assert raised.value.codes == (code,)
     assert all(problem.fix_texts for problem in raised.value.problems)
+
+
+@pytest.mark.processes
+def test_a_probe_whose_calls_do_not_return_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(item: int) -> int:
+        while item == 30:
+            time.sleep(0.01)
+        return item
+
+    monkeypatch.setattr("dovetail.runtime.probe.MAX_CALL_S", 0.5)
+    pipe = dt.Pipeline([dt.Stage("hangs", dt.each(hangs)), dt.Stage("then", same, fuse=False)])
+    with time_limit(), pytest.raises(dt.RunError, match=r"no call returned for 0\.5 s") as raised:
+        probe(pipe, range(40), 40)
+    assert raised.value.codes == ("DT373",)

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from dovetail.observe.summary import RunSummary
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
+    from dovetail.runtime.run_handle import Run
     from dovetail.scheduling.plan import Plan, UnitPlan
+
+MAX_CALL_S = 20.0
+"""A probe is cancelled if no call returns within this time, or within twice this time at most."""
 
 
 def probe(
@@ -46,16 +50,41 @@ def probe(
             wait=wait,
             what=PROBE_RUN,
         )
-        summary = running.wait()
+        summary = _wait_for_end(running)
     if not summary.read:
         raise ConfigError(Problem("DT372", "cannot probe: the source is empty", fixes=("--source FILE",)))
     untouched = [unit.name for unit in summary.units if not unit.taken]
     if summary.status not in ("finished", "drained"):
+        if summary.status == "cancelled":
+            raise RunError(_silent_problem(summary))
         raise RunError(Problem("DT373", f"the probe did not finish: it is {summary.status}", fixes=("try again",)))
     if untouched:
         message = f"no item reached {', '.join(untouched)}: earlier stages dropped all of the {summary.read} items"
         raise ConfigError(Problem("DT374", message, fixes=(f"--probe {20 * items}", "remove --probe")))
     return summary
+
+
+def _wait_for_end(running: Run) -> RunSummary:
+    """The summary of the probe, which is cancelled if its calls do not return; the time of setups is not limited."""
+    progress: object = None
+    while True:
+        try:
+            return running.wait(MAX_CALL_S)
+        except TimeoutError:
+            units = running.stats.units
+            before, progress = progress, [(unit.name, unit.taken, unit.ready) for unit in units]
+            if progress == before and all(unit.ready for unit in units):
+                running.cancel("its calls do not return")
+
+
+def _silent_problem(summary: RunSummary) -> Problem:
+    done = ", ".join(f"{unit.name}: {unit.taken}" for unit in summary.units)
+    return Problem(
+        "DT373",
+        f"the probe was stopped: no call returned for {MAX_CALL_S:g} s",
+        (f"items that were processed: {done}",),
+        ("remove --probe: a run measures the stages too", "set a timeout for stages that can hang: timeout: 60s"),
+    )
 
 
 def _local_plan(pipeline: Pipeline, cluster: Cluster | str) -> Plan:
