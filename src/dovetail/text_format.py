@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -28,6 +29,22 @@ def printable(text: str) -> str:
 def escape_controls(line: str) -> str:
     """A line with characters that a terminal would obey written as escapes; spaces stay."""
     return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but tabs and newlines, and those that change the direction of text."""
+
+
+def terminal_text(text: str) -> str:
+    """Text for a terminal: characters that it would obey are written as escapes. Lines and tabs stay, and a carriage
+    return, with which progress bars go back to the start of a line, begins a new line."""
+    if not _CONTROLS.search(text):
+        return text
+    return _CONTROLS.sub(_escaped, text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return repr(found[0])[1:-1] if not found[0].isprintable() else f"\\u{ord(found[0]):04x}"
 
 
 def format_duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from dovetail.observe.history import RunHistory
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import result_lines
 from dovetail.observe.terminal import terminal_width
-from dovetail.text_format import MIN_CUT_CHARS, cut_text, fit_table, wrap_labelled
+from dovetail.text_format import MIN_CUT_CHARS, cut_text, fit_table, terminal_text, wrap_labelled
 from observe.made import recorded
 
 if TYPE_CHECKING:
@@ -56,3 +56,11 @@ def test_a_summary_fits_the_terminal(width: int, summary: RunSummary, monkeypatc
     lines = result_lines(summary)
     assert max(map(len, lines)) <= width
     assert any(line.startswith("a_rather") for line in lines)
+
+
+def test_text_for_a_terminal_keeps_lines_and_escapes_what_it_would_obey() -> None:
+    plain = "a\tb\nü 日本 ✓\n"
+    assert terminal_text(plain) is plain
+    assert terminal_text("\x1b[2J\x07\x9b\x7f\x00") == "\\x1b[2J\\x07\\x9b\\x7f\\x00"
+    assert terminal_text("10 %\r20 %\r\nend") == "10 %\n20 %\nend"
+    assert terminal_text("a\u202eb\u2028") == "a\\u202eb\\u2028"

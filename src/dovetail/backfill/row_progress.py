@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from dovetail.backfill.result import PHASE_NAMES
 from dovetail.errors import PYTHON
 from dovetail.streaming.view import WorkCounts
+from dovetail.text_format import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +53,8 @@ class RowProgress:
     def print_note(self, text: str) -> None:
         """Print a line of its own, also outside of a terminal."""
         if self._prints_notes:
-            print(f"{self._filled.column}: {self._surface.text(text)}", file=self._stream, flush=True)
+            line = f"{self._filled.column}: {self._surface.text(text)}"
+            print(terminal_text(line), file=self._stream, flush=True)
 
     def counts(self) -> WorkCounts:
         done = self.rows_total - self.count_rows_left()

@@ -16,7 +16,7 @@ import click
 import dovetail
 from dovetail.cli.colour import paint, paint_error
 from dovetail.errors import DovetailError
-from dovetail.observe.terminal import COLOUR_MODES, choose_colour, forced_colour
+from dovetail.observe.terminal import COLOUR_MODES, choose_colour, forced_colour, protect_terminals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,6 +135,7 @@ def _choose_colour(context: click.Context, mode: ColourMode) -> None:
 def main() -> NoReturn:
     """Entry point; the only place that turns errors into exit codes."""
     _reopen_closed_streams()
+    protect_terminals()
     choose_colour("auto")
     try:
         code = command_line.main(prog_name="dovetail", standalone_mode=False, color=forced_colour())

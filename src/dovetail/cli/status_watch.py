@@ -14,7 +14,7 @@ from dovetail.cli.run_filter import run_entry
 from dovetail.observe.history import RunHistory
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import result_lines
-from dovetail.observe.terminal import is_terminal
+from dovetail.observe.terminal import is_terminal, raw_terminal
 from dovetail.text_format import cut_text, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -106,5 +106,5 @@ class Redrawn:
         """Moves to the first line of the drawing and clears the screen below it."""
         if self._height:
             # not click.echo, which removes all control sequences where there are no colours
-            sys.stdout.write(f"\x1b[{self._height}A\r{CLEAR_BELOW}")
+            raw_terminal(sys.stdout).write(f"\x1b[{self._height}A\r{CLEAR_BELOW}")
         self._height = 0

@@ -403,6 +403,14 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_finite(value: float) -> bool:
+    """Whether a float can hold the number: no infinity, and no integer of 400 digits."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def is_quotable(value: object) -> bool:
     """Whether a fix can repeat the value."""
     if isinstance(value, str):

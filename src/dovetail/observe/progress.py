@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.lifecycle import FINAL_RUN_STATES
-from dovetail.observe.terminal import is_terminal, may_colour, terminal_width
+from dovetail.observe.terminal import is_terminal, may_colour, raw_terminal, terminal_width
 from dovetail.pipeline.units import short_unit_name
 from dovetail.text_format import (
     cut_text,
@@ -306,7 +306,7 @@ def _open_live_display(stream: TextIO) -> Any:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=stream, force_terminal=True, no_color=not may_colour(stream), highlight=False)
+    console = Console(file=raw_terminal(stream), force_terminal=True, no_color=not may_colour(stream), highlight=False)
     # stdout is data and must not be redirected through the console; other output on stderr appears above the table
     return Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=stream is sys.stderr)
 

@@ -1,12 +1,16 @@
-"""The terminal: its width, whether output may be coloured, and paths as people type them."""
+"""The terminal: its width, whether output may be coloured, protection from control characters, and paths as people type
+them."""
 
 from __future__ import annotations
 
+import io
 import os
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from dovetail.text_format import DEFAULT_WIDTH
+from dovetail.text_format import DEFAULT_WIDTH, terminal_text
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -47,6 +51,41 @@ def may_colour(stream: TextIO) -> bool:
 def is_terminal(stream: TextIO) -> bool:
     """Whether the stream is a terminal that can overwrite lines and show colours."""
     return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("dumb", "unknown")
+
+
+OWN_COLOURS = re.compile(r"(\x1b\[(?:0|1|2|31|32|33)m)")
+"""The control sequences of `cli/colour.py`; all others come from data."""
+
+
+class ProtectedTerminal(io.TextIOWrapper):
+    """A stream to a terminal that escapes control characters: texts may contain data, such as messages of exceptions
+    and lines that workers printed. A display that moves the cursor writes to `raw`."""
+
+    def __init__(self, raw: io.TextIOWrapper) -> None:
+        super().__init__(raw.buffer, encoding=raw.encoding, errors=raw.errors, line_buffering=True, write_through=True)
+        self.raw = raw
+
+    def write(self, text: str, /) -> int:
+        parts = OWN_COLOURS.split(text)
+        super().write("".join(part if number % 2 else terminal_text(part) for number, part in enumerate(parts)))
+        return len(text)
+
+    def close(self) -> None:
+        """The buffer belongs to the interpreter."""
+
+
+def protect_terminals() -> None:
+    """Escape control characters in everything that this program prints to a terminal."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is io.TextIOWrapper and stream.isatty():
+            stream.flush()
+            setattr(sys, name, ProtectedTerminal(stream))
+
+
+def raw_terminal(stream: TextIO) -> TextIO:
+    """The stream for a display that moves the cursor; its texts must not contain control characters."""
+    return stream.raw if isinstance(stream, ProtectedTerminal) else stream
 
 
 def terminal_width() -> int:

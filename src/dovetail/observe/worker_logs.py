@@ -17,6 +17,7 @@ from dovetail.errors import ConfigError, Problem, did_you_mean
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import read_json_object
 from dovetail.observe.run_header import run_status
+from dovetail.text_format import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -204,5 +205,5 @@ class LogPrinter:
 
     def _print(self, log: WorkerLog, lines: Sequence[str]) -> None:
         for line in lines:
-            self._stream.write(f"[{log.label}] {split_log_line(line)[1]}\n")
+            self._stream.write(f"[{log.label}] {terminal_text(split_log_line(line)[1])}\n")
         self._stream.flush()

@@ -6,7 +6,6 @@ accepted with a note; any other key is an error with a suggestion.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +23,7 @@ from dovetail.documents.fields import (
     Type,
     WrongValue,
     choice,
+    is_finite,
     is_int,
     is_number,
     one_of,
@@ -197,7 +197,7 @@ MAX_WORKERS = 1_000_000
 
 
 def _is_amount(value: object) -> bool:
-    return is_number(value) and math.isfinite(value) and value >= 0
+    return is_number(value) and is_finite(value) and value >= 0
 
 
 def _memory_mistakes(value: object) -> Iterator[Mistake]:

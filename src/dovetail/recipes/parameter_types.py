@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dovetail.documents.fields import is_finite
+
 _TYPE_WORD = re.compile(r"(?P<name>[a-z]+)(?:(?P<sign>>=?)(?P<least>\d+)| (?P<low>\d+)\.\.(?P<high>\d+))?")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w ./-]*")
 _YAML_RESERVED = ("null", "true", "false", "yes", "no", "on", "off")
@@ -81,9 +83,9 @@ class ParameterType:
         return self.name == "list" or all(self._is_number(item, unbounded) for item in value)
 
     def _is_number(self, value: object, unbounded: bool) -> bool:
-        if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
             return False
-        if math.isinf(value):
+        if not is_finite(value):
             return unbounded and self.in_range(value)
         is_whole = isinstance(value, int) or value.is_integer()
         return (self.name == "float" or is_whole) and self.in_range(value)

@@ -12,6 +12,7 @@ import sys
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from dovetail.documents.fields import is_finite
 from dovetail.errors import Problem, did_you_mean, nearest_word
 from dovetail.recipes.catalogue import REQUIRED, OperatorSpec, Parameter
 from dovetail.recipes.file_keys import DEPRECATED_NAMES, DOVETAIL_KEYS
@@ -176,7 +177,7 @@ def _nearest_valid(parameter: Parameter, value: float, example: Any) -> Any:
     """The nearest valid number."""
     for kind in parse_types(parameter.kind):
         tried = [kind.high, kind.low, None if kind.low is None else kind.low + 1]
-        if math.isfinite(value):
+        if is_finite(value):
             tried = [round(value), *tried]
         for number in tried:
             if number is not None and is_valid(parameter, number):

@@ -28,6 +28,7 @@ from dovetail.documents.fields import (
     Schema,
     Type,
     file_problem,
+    is_finite,
     list_of,
     mapping_of,
     record_type,
@@ -456,7 +457,7 @@ def _positive(value: object, otherwise: int) -> str:
     """A valid number of CPUs like this one."""
     try:
         number = abs(float(value)) if isinstance(value, str | int | float) else 0.0
-    except ValueError:
+    except (ValueError, OverflowError):
         number = 0.0
     return format_milli(parse_milli(number)) if 0.001 <= number <= CPUS_LIMIT else str(otherwise)
 
@@ -533,14 +534,17 @@ def _number(text: str, whole: str) -> float:
 def _amount(value: object, what: str, limit: int, example: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SpecError(f"{what} {value!r} is not a number", f"write it like '{example}'")
-    if not math.isfinite(value) or value < 0 or value > limit:
-        raise SpecError(f"{what} {value:g} is not from 0 to {limit}", f"write it like '{example}'")
+    if not is_finite(value) or value < 0 or value > limit:
+        shown = f"{value:g}" if is_finite(value) else _short_value(value)
+        raise SpecError(f"{what} {shown} is not from 0 to {limit}", f"write it like '{example}'")
     if 0 < value < 0.001:
         raise SpecError(f"{what} {value:g} is below the smallest amount, 0.001", f"write it like '{example}'")
     return parse_milli(value)
 
 
 def _short_value(value: object) -> str:
+    if isinstance(value, int) and not is_finite(value):
+        return "of more than 300 digits"
     text = f"{value:.3g}" if isinstance(value, int) and abs(value) > 10**15 else str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 

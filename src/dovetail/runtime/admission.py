@@ -16,6 +16,7 @@ from dovetail.claims.wait import wait_for_claim
 from dovetail.engines.local.worker_environment import INSIDE_WORKER_VARIABLE
 from dovetail.errors import DovetailError
 from dovetail.observe.run_folder import home_folder
+from dovetail.text_format import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,4 +102,4 @@ def admit(run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, w
 
 
 def print_stderr(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201 - a message, not data
+    print(terminal_text(line), file=sys.stderr)  # noqa: T201 - a message, not data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def check_bound(name: str, value: object) -> float | None:
     """A number, or None. The low bound may exceed the high one, as in Data-Juicer: then nothing is kept."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise parameter_error(name, "a number", value)
     return value
 
