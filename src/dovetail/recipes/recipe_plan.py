@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from dovetail.scheduling.modes import split_at_barriers
 from dovetail.scheduling.planner import plan as make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dovetail.errors import AddNodes, Change, Subject
     from dovetail.pipeline.units import Unit
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 CANDIDATE_GPU_SHARES = (0.5, 0.33, 0.25, 0.2, 0.125, 0.1, 0.05, 0.02, 0.01)
 MAX_EVIDENCE_LINES = 20
 MAX_FIXES = 4
+MAX_FIX_SEARCH_S = 2.0
+"""Time for the search of fixes; each trial plans the recipe."""
 WORKER_COUNT_KEYS, GPU_KEYS, CPU_KEYS = (
     ("num_proc", "workers"),
     ("num_gpus", "gpu_required"),
@@ -39,20 +42,27 @@ WORKER_COUNT_KEYS, GPU_KEYS, CPU_KEYS = (
 AUTO_VALUES = {"num_proc": -1, "workers": "auto"}
 
 
-def explain_infeasible(recipe: Recipe, cluster: Cluster, mode: str | None, error: InfeasibleError) -> InfeasibleError:
+def explain_infeasible(
+    recipe: Recipe,
+    cluster: Cluster,
+    mode: str | None,
+    error: InfeasibleError,
+    clock: Callable[[], float] = time.monotonic,
+) -> InfeasibleError:
     """The same error in the terms of the recipe, with its lines; all operators that run at once are one sum."""
+    trials = _FixTrials(recipe, cluster, clock)
     alone = [problem for problem in error.problems if _never_fits(problem)]
     if not alone and (mode or recipe.mode) == "streaming":
         parts = split_at_barriers(fuse_stages(recipe.pipeline(cluster)))
         short = [part for part in parts if _shortages(part, cluster)]
         if short:
-            return InfeasibleError(_concurrency_problem(recipe, short[0], cluster, mode))
-    tried = () if alone else tuple(_tried_fixes(recipe, cluster, mode))
+            return InfeasibleError(_concurrency_problem(trials, short[0], mode))
+    tried = () if alone else tuple(_tried_fixes(trials, mode))
     found: dict[tuple[str, str], Problem] = {}
     surface = RecipeSurface(recipe, cluster)
     for problem in error.problems:
         one = _problem_for_recipe(problem, surface)
-        without = _cpu_only_fix(recipe, cluster, mode, _steps_in_problem(problem, recipe))
+        without = _cpu_only_fix(trials, mode, _steps_in_problem(problem, recipe))
         # the two stages of a deduplicator have the same requirements
         found.setdefault((one.code, one.place), replace(one, fixes=(*without, *(tried or one.fixes))))
     return InfeasibleError(found.values())
@@ -89,7 +99,8 @@ def _total_gpu_milli(unit: Unit) -> int:
     return _min_workers(unit) * unit.shape.cards * unit.shape.gpu_milli
 
 
-def _concurrency_problem(recipe: Recipe, units: Sequence[Unit], cluster: Cluster, mode: str | None) -> Problem:
+def _concurrency_problem(trials: _FixTrials, units: Sequence[Unit], mode: str | None) -> Problem:
+    recipe, cluster = trials.recipe, trials.cluster
     sums = _shortages(units, cluster)
     asked = " and ".join(f"{need:.1f} {what}" for what, need, _ in sums)
     there = " and ".join(f"{have:.1f} {what}" for what, _, have in sums)
@@ -108,26 +119,37 @@ def _concurrency_problem(recipe: Recipe, units: Sequence[Unit], cluster: Cluster
     if len(evidence) > MAX_EVIDENCE_LINES:
         evidence[MAX_EVIDENCE_LINES:] = [f"... and {len(evidence) - MAX_EVIDENCE_LINES} more"]
     message = f"{count} operators at once need {asked}; the cluster has {there}"
-    fixes = tuple(_tried_fixes(recipe, cluster, mode))
+    fixes = tuple(_tried_fixes(trials, mode))
     return Problem("DT101", message, tuple(evidence), fixes, recipe.document.place(("process",)))
 
 
 # --- fixes
 
 
-def _tried_fixes(recipe: Recipe, cluster: Cluster, mode: str | None) -> Iterator[str]:
+class _FixTrials:
+    """Trials of changes to a recipe, for a limited time: a change that was not tried is not offered."""
+
+    def __init__(self, recipe: Recipe, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self.recipe, self.cluster = recipe, cluster
+        self._clock, self._end = clock, clock() + MAX_FIX_SEARCH_S
+
+    def fits(self, mode: str | None, sets: Sequence[str]) -> bool:
+        return self._clock() < self._end and _fits(self.recipe, self.cluster, mode, sets)
+
+
+def _tried_fixes(trials: _FixTrials, mode: str | None) -> Iterator[str]:
     """Options to append to `dovetail plan FILE` or `dovetail run FILE`; each was tried."""
     seen: set[tuple[str, ...]] = {()}
     found = 0
-    for family in _candidate_overrides(recipe):
-        fitting = (one for one in family if one not in seen and _fits(recipe, cluster, mode, one))
+    for family in _candidate_overrides(trials.recipe):
+        fitting = (one for one in family if one not in seen and trials.fits(mode, one))
         first = next(fitting, None) if found < MAX_FIXES - 2 else None
         seen.update(family)
         if first is not None:
             found += 1
             yield set_options(first)
     for other in ("auto", "sequential"):
-        if _fits(recipe, cluster, other, ()):
+        if trials.fits(other, ()):
             yield f"--mode {other}" if mode is not None else f"--set mode={other}"
 
 
@@ -175,16 +197,16 @@ def with_overrides(recipe: Recipe, sets: Sequence[str]) -> Recipe:
     return replace(recipe, document=document, settings=found.settings, steps=found.steps)
 
 
-def _cpu_only_fix(recipe: Recipe, cluster: Cluster, mode: str | None, steps: Sequence[RecipeStep]) -> tuple[str, ...]:
+def _cpu_only_fix(trials: _FixTrials, mode: str | None, steps: Sequence[RecipeStep]) -> tuple[str, ...]:
     """On a cluster without GPUs: options that run the operators on CPUs, if that fits."""
-    if any(node.gpus for node in cluster.nodes):
+    if any(node.gpus for node in trials.cluster.nodes):
         return ()
     sets = []
     for step in steps:
         place = f"process.{step.number}"
         sets += [f"{place}.{key}=0" for key in GPU_KEYS if step.parameters.get(key) is not None]
         sets += [f"{place}.accelerator=cpu"] if step.parameters.get("accelerator") == "cuda" else []
-    return (set_options(sets),) if sets and _fits(recipe, cluster, mode, sets) else ()
+    return (set_options(sets),) if sets and trials.fits(mode, sets) else ()
 
 
 # --- problems of the planner in the terms of the recipe

@@ -65,12 +65,16 @@ def size_units_on(demands: Sequence[Demand], groups: NodeGroups) -> Sizing | Non
     if placed is None:
         return None
     demands, start = placed
+    if not start.fills and not _can_hold_minimum(demands, start.groups):
+        return None
     best = _size_on_nodes(demands, fillers, start, rate_bound(demands, start.groups))
     nodes = sum(map(len, groups.values()))
     if nodes > MAX_NODES_FOR_PREFIXES or start.fills:
         return best
     for count in range(nodes - 1, 0, -1):
         first = _first_nodes(start.groups, count)
+        if not _can_hold_minimum(demands, first):
+            break
         bound = rate_bound(demands, first)
         if best is not None and bound <= best.rate * (1 + 1e-12):
             break
@@ -81,6 +85,11 @@ def size_units_on(demands: Sequence[Demand], groups: NodeGroups) -> Sizing | Non
                 fewer.packing.groups[free] = [*fewer.packing.groups.get(free, ()), *positions]
             best = fewer
     return best
+
+
+def _can_hold_minimum(demands: Sequence[Demand], groups: NodeGroups) -> bool:
+    """Whether the minimum of all units passes every test that needs no packing; if not, neither do fewer nodes."""
+    return _CountTests(demands, groups).can_reach(0.0)
 
 
 def _first_nodes(groups: NodeGroups, count: int, start: int = 0) -> NodeGroups:
