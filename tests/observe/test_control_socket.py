@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.machine.processes import process_start_time
+from dovetail.machine.processes import is_stopped, process_start_time
 from dovetail.observe import control_socket as doors
 from dovetail.observe.control_socket import SOCKET_NAME, ControlSocket, send_request
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,3 +254,35 @@ def test_a_run_without_a_door_does_not_answer(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match="does not answer: No such file") as found:
         send_request(tmp_path, "drain")
     assert f"kill -INT {os.getpid()}" in found.value.problems[0].fix_texts[0]
+
+
+def test_a_request_whose_client_gave_up_is_not_carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path)
+    with opened(tmp_path) as said:
+        expired = {"do": "drain", "expires": time.monotonic() - 1}
+        assert raw(tmp_path, json.dumps(expired).encode() + b"\n") == {"ok": False, "error": "the request has expired"}
+        assert said == []
+        send_request(tmp_path, "drain", "why")
+        assert said == [("drain", "why")]
+    monkeypatch.setattr(doors, "ANSWER_TIMEOUT_S", 0.05)  # it has expired when it is sent
+    with opened(tmp_path) as said, pytest.raises(ConfigError, match="expired"):
+        send_request(tmp_path, "drain")
+    assert said == []
+
+
+def test_a_stopped_driver_is_reported_and_drains_only_when_it_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "CONNECT_TIMEOUT_S", 0.0)
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        try:
+            make_run(tmp_path, pid=driver.pid)
+            driver.send_signal(signal.SIGSTOP)
+            until(lambda: is_stopped(driver.pid), "it is stopped")
+            with pytest.raises(
+                ConfigError, match=f"was not asked to drain: its process {driver.pid} is stopped"
+            ) as found:
+                send_request(tmp_path, "drain")
+            assert found.value.problems[0].fix_texts == (f"kill -CONT {driver.pid}; dovetail drain {tmp_path}",)
+        finally:
+            driver.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -186,3 +187,41 @@ def test_what_is_no_object_reads_as_an_empty_one(tmp_path: Path, text: str) -> N
     (tmp_path / "run.json").write_text(text)
     assert read_json_object(tmp_path / "run.json") == {}
     assert read_json_object(tmp_path / "other.json") == {}
+
+
+def test_a_folder_whose_path_is_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not valid UTF-8") as caught:
+        create_run("video", tmp_path / "rd-\udcff")
+    assert caught.value.codes == ("DT302",)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_home_that_cannot_be_read_is_a_problem_with_a_code(dovetail_home: Path) -> None:
+    dovetail_home.mkdir()
+    dovetail_home.chmod(0o000)
+    os.seteuid(54321)
+    try:
+        for attempt in (lambda: create_run("video"), list_runs):
+            with pytest.raises(ConfigError) as caught:
+                attempt()
+            assert caught.value.codes == ("DT303",)
+            assert caught.value.problems[0].fix_texts
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_runs_of_other_users_in_a_shared_home_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory(prefix="dovetail-shared-home-") as shared:
+        monkeypatch.setenv("DOVETAIL_HOME", shared)
+        run = create_run("video")
+        run.header.write_text("{}")
+        assert list_runs() == [run]
+        for folder in (Path(shared), run.path.parent):
+            folder.chmod(0o755)
+        os.seteuid(54321)
+        try:
+            assert list_runs() == []
+        finally:
+            os.seteuid(0)

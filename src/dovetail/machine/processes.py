@@ -36,6 +36,12 @@ def process_start_time(pid: int) -> float | None:
     return since + int(fields[_START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the process is stopped by a signal (Ctrl-Z, SIGSTOP) or a debugger."""
+    text = _read_proc_file(f"/proc/{pid}/stat")
+    return text[text.rfind(b")") + 1 :].split()[:1] in ([b"T"], [b"t"])
+
+
 def _psutil_start_time(pid: int) -> float | None:
     import psutil  # late: it costs more than the other imports of a run for this
 

@@ -18,6 +18,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.machine.processes import is_stopped
 from dovetail.observe.run_folder import RunFolder, read_json_object, resume_instruction, run_reference
 from dovetail.observe.run_header import run_status
 
@@ -33,6 +34,8 @@ EXCHANGE_TIMEOUT_S = 2.0
 """Time limit for a client to send one line."""
 ANSWER_TIMEOUT_S = 10.0
 """Time limit for an answer: the driver may be busy."""
+ANSWER_MARGIN_S = 1.0
+"""A request expires this long before its client gives up, so that a client that gave up knows that nothing happens."""
 CONNECT_TIMEOUT_S = 3.0
 """A run that has just started creates its socket within this time."""
 MAX_ADDRESS_BYTES = 100
@@ -125,10 +128,17 @@ class ControlSocket:
             raise TypeError(f"reason must be a string, not {short_repr(reason)}")
         answer = {"ok": True, "do": do, "run": self.folder.name, "pid": os.getpid()}
         if do in ACTIONS:
+            _check_not_expired(asked.get("expires"))
             self._on_action(do, reason[:MAX_REASON_CHARACTERS] or f"asked to {do}")
         elif do == "stats":
             answer["stats"] = read_json_object(RunFolder(self.folder).header).get("progress") or {}
         return answer
+
+
+def _check_not_expired(expires: object) -> None:
+    """A driver that was stopped finds the requests of clients that have given up since."""
+    if isinstance(expires, int | float) and time.monotonic() > expires:
+        raise TimeoutError("the request has expired")
 
 
 def send_request(folder: Path, do: str, reason: str = "") -> dict[str, Any]:
@@ -138,8 +148,11 @@ def send_request(folder: Path, do: str, reason: str = "") -> dict[str, Any]:
     give_up = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         _check_running(folder)
+        # the monotonic clock is the same for all processes of a machine
+        expires = time.monotonic() + ANSWER_TIMEOUT_S - ANSWER_MARGIN_S
+        asked = {"do": do, "reason": reason, "expires": expires}
         try:
-            return _check_answer(_exchange(folder, {"do": do, "reason": reason}, ANSWER_TIMEOUT_S), folder, do)
+            return _check_answer(_exchange(folder, asked, ANSWER_TIMEOUT_S), folder, do)
         except PermissionError:
             owner = _owner(folder)
             raise _unreachable_error(folder, do, f"belongs to another user, {owner}", f"sudo -u {owner}") from None
@@ -176,8 +189,12 @@ def _check_running(folder: Path) -> None:
 def _unreachable_error(folder: Path, do: str, message: str, prefix: str = "") -> ConfigError:
     header = read_json_object(RunFolder(folder).header)
     fixes = [f"{prefix} dovetail {do} {run_reference(folder)}"] if prefix else []
-    if not prefix and header.get("pid"):
-        fixes = [f"kill -INT {header['pid']} stops reading and finishes the work in flight"]
+    pid = header.get("pid")
+    if not prefix and isinstance(pid, int):
+        fixes = [f"kill -INT {pid} stops reading and finishes the work in flight"]
+        if is_stopped(pid):
+            message = f"does not answer, and was not asked to {do}: its process {pid} is stopped"
+            fixes = [f"kill -CONT {pid}; dovetail {do} {run_reference(folder)}"]
     return ConfigError(Problem("DT362", f"run {folder.name} {message}", fixes=tuple(fixes)))
 
 

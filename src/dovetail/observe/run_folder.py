@@ -129,20 +129,32 @@ def create_run(
     of an existing run."""
     if where is not None:
         folder = RunFolder(_expand_user(where).absolute())
+        if not _is_unicode(folder.path):
+            fixes = ("specify a folder whose path is valid UTF-8",)
+            raise _error("DT302", "the path is not valid UTF-8", fixes=fixes, place=repr(str(where)))
         _make_folder(folder.path)
         _make_own(folder.path)
         if not _is_unused(folder.path) and not (again and folder.header.exists()):
             raise _folder_used(folder, str(where))
         return folder
+    make_home_folder()
+    _make_folder(runs_folder())
     while True:
         now = wall()
         # the fraction of the second first, so that ids sort by time
         path = runs_folder() / new_run_id(name, now, f"{int(now % 1 * 4096):03x}{os.urandom(1).hex()}")
         if not path.exists():
-            make_home_folder()
-            _make_folder(path.parent)
             _make_folder(path)
             return RunFolder(path)
+
+
+def _is_unicode(path: Path) -> bool:
+    """Whether the path can be stored in text files and databases."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_unused(path: Path) -> bool:
@@ -192,13 +204,20 @@ def list_runs() -> list[RunFolder]:
     """Newest first; other files are skipped."""
     folder = runs_folder()
     try:
-        found = [RunFolder(path) for path in folder.iterdir() if (path / "run.json").is_file()]
+        found = [RunFolder(path) for path in folder.iterdir() if _has_header(path)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         message, fix = f"cannot be read: {error.strerror}", "export DOVETAIL_HOME=/a/folder/of/yours"
         raise _error("DT303", message, fixes=(fix,), place=str(folder)) from None
     return sorted(found, key=lambda run: run.id, reverse=True)
+
+
+def _has_header(path: Path) -> bool:
+    try:
+        return (path / "run.json").is_file()
+    except OSError:  # a run of another user in a shared home
+        return False
 
 
 def find_run(what: str) -> RunFolder:
