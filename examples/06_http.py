@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import dovetail as dt
 
 MAX_BODY_BYTES = 1 << 20
+READ_TIMEOUT_S = 5  # a client that sends no complete request in this time is disconnected
 
 
 def words(request):
@@ -21,10 +22,12 @@ def words(request):
 
 
 class Handler(BaseHTTPRequestHandler):
+    timeout = READ_TIMEOUT_S
+
     def do_POST(self):
         try:
             status, answer = 200, self.server.service.submit(self.item(), block=False).result()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
             status, answer = 400, {"error": str(error)}
         except dt.RunError as error:
             problem = error.problems[

@@ -531,3 +531,16 @@ def test_an_owner_that_slept_and_was_not_taken_over_keeps_the_lease(
         assert not lease.is_lost(), "it looks, and its claim is there"
         local.delete_folder(FOLDER)
         assert lease.is_lost()
+
+
+def test_temporary_files_of_killed_processes_are_removed_with_the_next_lease(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    folder = tmp_path / "_dovetail" / column_folder("n") / "lease"
+    folder.mkdir(parents=True)
+    old, new = folder / ".tmp-old", folder / ".tmp-new"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    with Lease.acquire(store, "n", "run", wait=False, say=lambda _: None):
+        assert not old.exists()
+        assert new.exists()  # its process may be about to rename it

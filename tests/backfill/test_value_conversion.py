@@ -394,3 +394,21 @@ def test_arrays_that_would_lose_information_are_rejected(given: Any, kind: Any, 
 )
 def test_arrays_that_the_column_holds_exactly_are_stored(given: Any, kind: Any, stored: Any) -> None:
     assert ValueConverter([kind], [""]).arrays(given, 2)[0].to_pylist() == stored
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (b"text", pa.string()),
+        (bytearray(b"text"), pa.large_string()),
+        (np.bytes_(b"text"), pa.string()),
+        (True, pa.float64()),
+        (np.bool_(True), pa.float32()),
+    ],
+)
+def test_a_value_of_another_class_is_not_converted(value: Any, kind: Any) -> None:
+    good = "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else 1.5
+    arrays, wrong = ValueConverter([kind], [""]).values([good, value, None])
+    assert arrays[0].to_pylist() == [good, None, None]
+    assert list(wrong) == [1]
+    assert "which does not fit" in str(wrong[1])

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import runpy
 import signal
+import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
+from threading import Thread
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -532,6 +537,42 @@ runpy.run_path({str(HTTP)!r}, run_name="__main__")
         script.kill(signal.SIGINT)
         assert script.finish().splitlines()[-2:] == ["draining", "drained"]
         script.all_gone()
+
+
+@contextmanager
+def http_example() -> Iterator[tuple[str, int]]:
+    """Address of the server of the example, which answers without a pipeline."""
+    module = runpy.run_path(str(HTTP))
+    module["Handler"].timeout = 0.2
+    server = module["Server"](("127.0.0.1", 0), module["Handler"])
+    answered = SimpleNamespace(result=lambda: {"words": 1})
+    server.service = SimpleNamespace(submit=lambda item, block: answered)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address
+    finally:
+        server.shutdown()
+        server.server_close()  # waits for all connections
+        thread.join()
+
+
+def test_the_http_example_answers_json_that_is_nested_too_deeply() -> None:
+    with http_example() as (host, port):
+        request = urllib.request.Request(f"http://{host}:{port}/", b"[" * 100_000)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=PATIENCE_S)
+        assert caught.value.code == 400
+        caught.value.close()
+
+
+def test_the_http_example_ends_although_a_client_sends_no_body() -> None:
+    with http_example() as address, socket.create_connection(address, timeout=PATIENCE_S) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n")
+        answer = b""
+        while more := client.recv(4096):
+            answer += more
+    assert answer.startswith(b"HTTP/1.0 504 ")
 
 
 INTERRUPTED = """

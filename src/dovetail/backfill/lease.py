@@ -43,6 +43,8 @@ LEASE_TIMEOUT_S = 20.0
 FIRST_POLL_S = 0.02
 MAX_POLL_S = 2.0
 _STALE_FILE_NS = 3600 * 10**9
+TEMPORARY_FILE_S = 600.0
+"""Age of a temporary file whose process is dead: files of a lease are written at once."""
 _OWN_IDS: set[str] = set()
 """Claim ids of this process, without those that could not be released because the store was unreachable."""
 
@@ -107,6 +109,7 @@ class Lease:
         try:
             lease._announce()
             lease._wait_until_held(wait, say)
+            store.delete_temporary(lease._folder, TEMPORARY_FILE_S)
         except BaseException:
             lease.release()
             raise

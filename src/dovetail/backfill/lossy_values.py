@@ -30,6 +30,12 @@ OVERFLOW_LIMITS = {"float": 2.0**128 - 2.0**103, "halffloat": 65520.0}
 TEXT_TYPES = (str, bytes, bytearray)
 """Types that Arrow accepts as lists, also of their characters."""
 
+REFUSED_NAMES: Mapping[type, frozenset[str]] = {
+    str: frozenset({"bytes", "bytearray", "memoryview", "bytes_"}),
+    float: frozenset({"bool", "bool_"}),
+}
+"""Class of a column -> names of classes, also of NumPy, whose values Arrow would convert."""
+
 FINER_UNIT_TEXT = {"s": "it has fractions of a second", "ms": "it has microseconds", "us": "it has nanoseconds"}
 
 UTC_NAMES = ("UTC", "Etc/UTC", "Z", "+00:00")
@@ -112,7 +118,18 @@ def loses_time_zone(given: Any, column: Any) -> bool:
 
 def check_lossless(values: Sequence[Any], kind: Any, found: Any) -> None:
     """Raise LossyValueError if Arrow changed one of these values in the array."""
+    _check_classes(values, kind)
     _check_values(values, kind, has_narrow_floats(kind) and count_infinities(found) > 0)
+
+
+def _check_classes(values: Sequence[Any], kind: Any) -> None:
+    """Check values of a column of strings or floats, for which Arrow accepts bytes and truth values."""
+    refused = REFUSED_NAMES.get(python_class(underlying_type(kind)))
+    if refused is None or hasattr(values, "dtype"):
+        return
+    for sort in set(map(type, values)):
+        if sort.__name__ in refused:
+            raise _lossy_value_error(next(value for value in values if type(value) is sort), kind)
 
 
 def _check_values(values: Sequence[Any], kind: Any, infinite: bool) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,11 @@ class Store:
     def delete_folder(self, folder: str) -> None:
         self._files.delete_folder(folder)
 
+    def delete_temporary(self, folder: str, older_than_s: float) -> None:
+        """Delete temporary files that processes which were killed left in the folder."""
+        if isinstance(self._files, _LocalFiles):
+            self._files.delete_temporary(folder, older_than_s)
+
     def describe(self) -> str:
         return f"{self.uri}/{FOLDER_NAME}"
 
@@ -106,6 +112,13 @@ class _LocalFiles:
         except (FileNotFoundError, NotADirectoryError):
             return [], []
         return folders, files
+
+    def delete_temporary(self, folder: str, older_than_s: float) -> None:
+        before = time.time() - older_than_s
+        for path in (self._root / folder).glob(f"{_TEMPORARY_PREFIX}*"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
 
     def put(self, path: str, data: bytes) -> None:
         temporary = self._write_temporary(path, data)

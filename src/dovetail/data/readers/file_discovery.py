@@ -138,6 +138,11 @@ class FileFinder:
             self.problems.append(self._nothing(path))
 
     def _add_folder(self, folder: str) -> None:
+        if os.path.realpath(folder) == os.sep:
+            fix = "name a folder with data, or a pattern such as '/data/**/*.jsonl'"
+            message = "is the root of the file system, which is not searched"
+            self.problems.append(Problem(NOT_FOUND, message, fixes=(fix,), place=folder))
+            return
         found: list[str] = []
         for at, folders, files in os.walk(folder, onerror=lambda error: self._cannot(folder, error)):
             folders[:] = [name for name in folders if not name.startswith(self._hidden)]
