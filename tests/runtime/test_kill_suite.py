@@ -213,14 +213,14 @@ class LocalServer:
     workers: list[int]
 
 
-def local_servers(mark: str) -> list[LocalServer]:
+def local_servers(script: Script) -> list[LocalServer]:
     """Of a driver or of its agents."""
-    pids = [pid for pid in marked(mark) if "dovetail.engines.local.supervisor" in command_of(pid)]
+    pids = [pid for pid in marked(script.mark) if "dovetail.engines.local.supervisor" in command_of(pid)]
     found = []
     for supervisor in pids:
         parent = parent_of(supervisor)
-        if parent in pids:
-            continue
+        if parent != script.process.pid and "ray::" not in command_of(parent):
+            continue  # a fork server or a worker, perhaps one that has just lost its parent
         for forkserver in child_pids(supervisor):
             workers = [pid for pid in child_pids(forkserver) if pid in pids]
             found.append(LocalServer(parent, supervisor, forkserver, workers))
@@ -303,7 +303,7 @@ class Scenario:
         def look() -> bool:
             code = self._script.process.poll()
             assert code is None, f"the driver ended with exit code {code}:\n{self._script.output}"
-            found[:] = [pid for server in local_servers(self._script.mark) for pid in TARGETS[who](server)]
+            found[:] = [pid for server in local_servers(self._script) for pid in TARGETS[who](server)]
             return any(map(is_there, found))
 
         until(look, f"there is a process: {who}")
