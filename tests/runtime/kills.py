@@ -57,6 +57,16 @@ def tag(rows):
 def tag_one(row):
     return tag([row])[0]
 
+def one_of_ten(row):
+    return {"id": row["id"]} if row["id"] % 10 == 3 else None
+
+def batch_of_ten(rows):
+    """Records the size of every batch."""
+    fd = os.open(HERE / "sizes.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, b"%d\\n" % len(rows))
+    os.close(fd)
+    return rows
+
 def whole(rows):
     """A barrier: sees all of its input twice."""
     most = max((row["id"] for row in rows), default=0)
@@ -84,6 +94,8 @@ def pipeline():
         sizes, workers = SAID.get("sizes", [16, 24]), SAID.get("workers", "auto")
         return [stage("drop", dt.each(drop), workers=workers), stage("fan", fan, batch_size=sizes[0]),
                 stage("tag", tag, batch_size=sizes[1])]
+    if kind == "one of ten":
+        return [stage("keep", dt.each(one_of_ten)), stage("batch", batch_of_ten, batch_size=10)]
     if kind == "fused":
         return [stage("drop", dt.each(drop)), stage("fan", dt.each(fan_one)), stage("tag", dt.each(tag_one))]
     if kind == "barrier":

@@ -33,7 +33,8 @@ def assert_counters_agree(stream: StreamController) -> None:
         assert unit.quarantine_worker is None or unit.quarantine_worker.exclusive
         there: Counter[int] = Counter({number: q.items for number, q in unit.queue.by_epoch.items()})
         for message in messages:
-            there[message.epoch.id] += 0 if message.epoch.discarded else message.items
+            for _, part in message.by_epoch():
+                there[part.epoch.id] += 0 if part.epoch.discarded else part.items
         for suspect in unit.suspects:
             there[suspect.epoch.id] += suspect.items
         for epoch in state.epochs.values():

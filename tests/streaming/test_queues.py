@@ -121,7 +121,7 @@ def test_a_stale_part_is_flushed_and_later_parts_wait() -> None:
     queue = UnitQueue(10)
     queue.add(0, Segment(1, 3), 1.0)
     queue.flush_stale(0)
-    assert queue.by_epoch[0].can_send_partial
+    assert queue.can_send_partial(queue.by_epoch[0])
     queue.take(0, 3)
     queue.add(0, Segment(2, 3), 2.0)
     assert not queue.ready
@@ -182,4 +182,4 @@ def test_items_put_back_into_a_flushed_epoch_are_sent_as_partial_batches() -> No
     queue.put_back(1, taken[:1], 5.0)
     queue.resize(8)
     assert list(queue.ready) == [1]
-    assert queue.by_epoch[1].can_send_partial
+    assert queue.can_send_partial(queue.by_epoch[1])

@@ -102,7 +102,7 @@ def test_finished_items_are_not_read_again() -> None:
     whole = once("a line")
     kept = whole.data.log[::2]
     rest = once("a line", resume=kept)
-    done = {number for deliver in kept for number in range(deliver.first, deliver.last)}
+    done = {number for deliver in kept for first, last in deliver.ranges for number in range(first, last)}
     asked = {number for pull in rest.all(Pull) for number in range(pull.first, min(pull.first + pull.items, ITEMS))}
     assert done
     assert asked == set(range(ITEMS)) - done

@@ -58,6 +58,9 @@ class RunBatches:
     """Items per segment of the output: the message size of the next stage."""
     spool: bool = False
     """Whether the output must outlive the workers, because it is for a later wave."""
+    epoch_starts: tuple[int, ...] = ()
+    """Index of the first item of every epoch but the first; empty: all items are of one epoch. No segment of the output
+    contains results of several epochs; see `BatchesDone.epoch_segments`."""
 
 
 @dataclass(slots=True)
@@ -126,6 +129,13 @@ class Deliver:
     spooled: dict[str, list[Segment]] = field(default_factory=dict)
     """Unit of a later wave -> its input."""
     failed_items: list[FailedItem] = field(default_factory=list)
+    also: list[tuple[int, int]] = field(default_factory=list)
+    """Further ranges whose results are part of this delivery, because one call had items of several epochs and returned
+    another number of results."""
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        return [(self.first, self.last), *self.also]
 
 
 @dataclass(slots=True)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 VERDICT_RETRY, VERDICT_SKIP, VERDICT_FATAL = "retry", "skip", "fatal"
+JOINED = -1
+"""In `BatchesDone.epoch_segments`: the results of this epoch cannot be told from those of the epoch before it."""
 
 
 class LossCause(Enum):
@@ -145,6 +147,10 @@ class BatchesDone:
     """Per fused stage: items in, items out, seconds."""
     cpu_s: float = 0.0
     """CPU time of the worker's processes since its previous message; 0: not measured."""
+    epoch_segments: list[int] | None = None
+    """For a message with items of several epochs: how many of the segments belong to each, in order. JOINED: the
+    results of this epoch are among those of the epoch before it, because a call with items of both returned another
+    number of items than it got. None: there are no segments, or all are of one epoch."""
 
 
 @dataclass(slots=True)

@@ -41,11 +41,15 @@ class CommitEntry:
     """Position of `first` in the source."""
     durable: bool = True
     """False: part of it was in memory only and must be computed again."""
+    also: list[tuple[int, int]] = field(default_factory=list)
+    """Further ranges that it finishes; see `control.commands.Deliver`."""
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"wave": self.wave, "epoch": self.epoch, "first": self.first, "last": self.last}
         found["out"] = {sink: [list(piece) for piece in pieces] for sink, pieces in self.outputs.items()}
         found |= {"items": self.result_count, "spool": self.spooled, "aside": self.failed_items, "mark": self.mark}
+        if self.also:
+            found["also"] = self.also
         return found if self.durable else found | {"lasting": False}
 
 
@@ -61,6 +65,7 @@ def parse_entry(data: Mapping[str, Any]) -> CommitEntry:
         data["aside"],
         data["mark"],
         data.get("lasting", True),
+        [(first, last) for first, last in data.get("also", ())],
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import os
+from collections import deque
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -18,7 +19,12 @@ from dovetail.control.engine import UnreadableItem
 from dovetail.control.events import FailRun
 from dovetail.control.payload import PartFileRange, SourceSinkError
 from dovetail.data.commit_log import CommitEntry, read_commit_log
-from dovetail.data.iterator_sink import MAX_FAILED_ITEMS_IN_MEMORY, load_in_order
+from dovetail.data.iterator_sink import (
+    MAX_FAILED_ITEMS_IN_MEMORY,
+    MAX_QUEUED_BYTES,
+    MAX_QUEUED_ITEMS,
+    load_in_order,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
 
 MAX_PENDING_EPOCHS = 64
 """Epochs that may wait for the disk before the source is paused."""
+MAX_PENDING_SEGMENTS = 2048
+"""Segments that may wait for a function, because each may hold a descriptor."""
 
 
 class SpoolRecords(Protocol):
@@ -77,6 +85,8 @@ class CommitSink:
         self.failed_items: list[FailedItem] = iterator.failed_items
         self._queue: SimpleQueue[Deliver | None] = SimpleQueue()
         self._waiting = 0
+        self._waiting_bytes = self._waiting_items = self._waiting_segments = 0
+        """Results that wait for a function."""
         self._lock = Lock()
         self._committed_below = 0
         """All rows below this one are committed."""
@@ -88,12 +98,29 @@ class CommitSink:
 
     def take(self, deliver: Deliver) -> None:
         self.failed_items += deliver.failed_items[: max(0, MAX_FAILED_ITEMS_IN_MEMORY - len(self.failed_items))]
-        with self._lock:
-            self._waiting += 1
+        self._count_waiting(deliver, 1)
         self._queue.put(deliver)
 
     def has_space(self) -> bool:
-        return self._waiting < MAX_PENDING_EPOCHS and self._iterator.has_space()
+        return (
+            self._waiting < MAX_PENDING_EPOCHS
+            and self._waiting_bytes < MAX_QUEUED_BYTES
+            and self._waiting_items < MAX_QUEUED_ITEMS
+            and self._waiting_segments < MAX_PENDING_SEGMENTS
+            and self._iterator.has_space()
+        )
+
+    def _count_waiting(self, deliver: Deliver, sign: int) -> None:
+        """Count an epoch that waits, and its results for functions; with -1: it waits no longer."""
+        label_of, functions = self._outputs.label_of, self._outputs.functions
+        segments = [
+            one for unit, out in deliver.outputs.items() if functions and label_of.get(unit) in functions for one in out
+        ]
+        with self._lock:
+            self._waiting += sign
+            self._waiting_bytes += sign * sum(one.size_bytes for one in segments)
+            self._waiting_items += sign * sum(one.items for one in segments)
+            self._waiting_segments += sign * len(segments)
 
     # --- end of the run
 
@@ -132,15 +159,20 @@ class CommitSink:
             while not self._queue.empty():
                 batch.append(self._queue.get())
             over = None in batch
-            epochs = [deliver for deliver in batch if deliver is not None]
-            try:
-                if epochs and self.error is None:
-                    self._commit(epochs)
-            except BaseException as error:
-                self._fail(error)
-            with self._lock:
-                self._waiting -= len(epochs)
-            self.on_space()
+            epochs = deque(deliver for deliver in batch if deliver is not None)
+            batch.clear()  # or it would hold the results until all of them are committed
+            while epochs:
+                # a function may be slow: the results that it took are released and committed at once
+                together = [epochs.popleft() for _ in range(1 if self._outputs.functions else len(epochs))]
+                try:
+                    if self.error is None:
+                        self._commit(together)
+                except BaseException as error:
+                    self._fail(error)
+                for deliver in together:
+                    self._count_waiting(deliver, -1)
+                together.clear()
+                self.on_space()
 
     def _commit(self, epochs: list[Deliver]) -> None:
         entries = [self._entry(deliver) for deliver in epochs]
@@ -156,7 +188,7 @@ class CommitSink:
             left = {unit: out for unit, out in deliver.outputs.items() if unit not in self._outputs.label_of}
             if left:
                 self._iterator.take(Deliver(deliver.wave, deliver.epoch, deliver.first, deliver.last, left))
-        self._release_marks([(entry.first, entry.last) for entry in entries if not entry.wave])
+        self._release_marks([one for deliver in epochs if not deliver.wave for one in deliver.ranges])
 
     def _entry(self, deliver: Deliver) -> CommitEntry:
         spooled = {
@@ -175,6 +207,7 @@ class CommitSink:
             [[one.unit, self._key(one)] for one in deliver.failed_items],
             mark,
             lasting,
+            deliver.also,
         )
 
     def _key(self, failed: FailedItem) -> list[int] | None:

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dovetail.engines.call_retry import retry_call
+from dovetail.engines.epoch_starts import join_starts
 from dovetail.engines.exception_summary import FailureCollector, drop_traceback
 from dovetail.engines.item_keys import NO_KEYS, derive_keys, join_keys, slice_keys
 from dovetail.engines.stage_calls import run_step, run_step_async
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from dovetail.control.events import CallFailure
-    from dovetail.engines.item_keys import Keys
+    from dovetail.engines.epoch_starts import EpochStarts
+    from dovetail.engines.item_keys import CountChange, Keys
     from dovetail.engines.stage_calls import OnCallError, Step, StepResult
     from dovetail.engines.worker_context import BreadcrumbCell
     from dovetail.pipeline.error_policy import ErrorPolicy
@@ -41,6 +43,8 @@ class MessageOutcome:
     stages: list[tuple[int, int, float]]
     """Per stage: items in, items out, seconds, without failed items. (The seconds include failed items; for a message
     that ran twice they are those of the second run.)"""
+    epoch_starts: EpochStarts | None = None
+    """Among the results; None: the items are of one epoch."""
 
 
 class ActiveMessage:
@@ -75,27 +79,37 @@ def run_message(
     batch_size: int,
     active: ActiveMessage,
     fresh: ReloadItems | None = None,
+    starts: EpochStarts | None = None,
 ) -> MessageOutcome:
-    """`fresh` reloads the items before a second run: functions may have modified them in place."""
+    """`fresh` reloads the items before a second run: functions may have modified them in place. `starts`: where
+    further epochs begin."""
     sizes = [call_size(step, steps[0], batch_size, len(items)) for step in steps]
     if len(steps) == 1:
-        return _run_single_stage(steps[0], keys, items, sizes[0], active, fresh)
+        return _run_single_stage(steps[0], keys, items, sizes[0], active, fresh, starts)
     try:
-        return _run_breadth_first(steps, keys, items, sizes, active)
+        return _run_breadth_first(steps, keys, items, sizes, active, starts)
     except BaseException as error:  # user code; it is examined when it raises again
         drop_traceback(error)
-    return _run_depth_first(steps, keys, fresh() if fresh is not None else items, sizes, active)
+    return _run_depth_first(steps, keys, fresh() if fresh is not None else items, sizes, active, starts)
 
 
 async def run_message_async(
-    step: Step, keys: Keys, items: list[Any], batch_size: int, active: ActiveMessage, fresh: ReloadItems | None = None
+    step: Step,
+    keys: Keys,
+    items: list[Any],
+    batch_size: int,
+    active: ActiveMessage,
+    fresh: ReloadItems | None = None,
+    starts: EpochStarts | None = None,
 ) -> MessageOutcome:
     size = len(items) or 1 if step.barrier else max(1, batch_size)
     failures = FailureCollector(keys)
     active.call.keys, active.call.size = keys, 1 if step.each else size
     began = perf_counter()
     out, changes = await run_step_async(step, keys, items, size, active.breadcrumb, failures.add, fresh)
-    return _single_stage_outcome(len(items), derive_keys(keys, changes), out, failures, perf_counter() - began)
+    if starts is not None:
+        starts.apply_call(changes, items, out)
+    return _single_stage_outcome(keys, changes, out, failures, perf_counter() - began, starts)
 
 
 def call_size(step: Step, head: Step, batch_size: int, items: int) -> int:
@@ -110,7 +124,13 @@ def call_size(step: Step, head: Step, batch_size: int, items: int) -> int:
 
 
 def _run_single_stage(
-    step: Step, keys: Keys, items: list[Any], size: int, active: ActiveMessage, fresh: ReloadItems | None
+    step: Step,
+    keys: Keys,
+    items: list[Any],
+    size: int,
+    active: ActiveMessage,
+    fresh: ReloadItems | None,
+    starts: EpochStarts | None,
 ) -> MessageOutcome:
     """With one stage the failed call is known at once, and the loop continues with the others."""
     failures = FailureCollector(keys)
@@ -120,7 +140,9 @@ def _run_single_stage(
     active.call.keys, active.call.size = keys, size
     began = perf_counter()
     out, changes = run_step(step, items, size, active.breadcrumb, on_error)
-    return _single_stage_outcome(len(items), derive_keys(keys, changes), out, failures, perf_counter() - began)
+    if starts is not None:
+        starts.apply_call(changes, items, out)
+    return _single_stage_outcome(keys, changes, out, failures, perf_counter() - began, starts)
 
 
 class _CallRetrier:
@@ -158,16 +180,28 @@ class _CallRetrier:
 
 
 def _single_stage_outcome(
-    items: int, keys: Keys, out: list[Any], failures: FailureCollector, seconds: float
+    keys: Keys,
+    changes: list[CountChange],
+    out: list[Any],
+    failures: FailureCollector,
+    seconds: float,
+    starts: EpochStarts | None,
 ) -> MessageOutcome:
-    good = items - sum([failure.stop - failure.start for failure in failures.found])
-    return MessageOutcome(keys, out, failures.found, seconds, [(good, len(out), seconds)])
+    good = len(keys) - sum([failure.stop - failure.start for failure in failures.found])
+    out_keys = derive_keys(keys, changes)
+    return MessageOutcome(out_keys, out, failures.found, seconds, [(good, len(out), seconds)], starts)
 
 
 def _run_breadth_first(
-    steps: Sequence[Step], given: Keys, items: list[Any], sizes: Sequence[int], active: ActiveMessage
+    steps: Sequence[Step],
+    given: Keys,
+    items: list[Any],
+    sizes: Sequence[int],
+    active: ActiveMessage,
+    given_starts: EpochStarts | None,
 ) -> MessageOutcome:
     breadcrumb, call, keys = active.breadcrumb, active.call, given
+    starts = None if given_starts is None else given_starts.inside(0, len(items))
     stages = []
     began = first = perf_counter()
     for position, step in enumerate(steps):
@@ -177,14 +211,21 @@ def _run_breadth_first(
         call.keys, call.size = keys, sizes[position]
         out, changes = run_step(step, items, sizes[position], breadcrumb, _raise)
         keys = derive_keys(keys, changes)
+        if starts is not None:
+            starts.apply_call(changes, items, out)
         ended = perf_counter()
         stages.append((len(items), len(out), ended - began))
         items, began = out, ended
-    return MessageOutcome(keys, items, [], began - first, stages)
+    return MessageOutcome(keys, items, [], began - first, stages, starts)
 
 
 def _run_depth_first(
-    steps: Sequence[Step], keys: Keys, items: list[Any], sizes: Sequence[int], active: ActiveMessage
+    steps: Sequence[Step],
+    keys: Keys,
+    items: list[Any],
+    sizes: Sequence[int],
+    active: ActiveMessage,
+    starts: EpochStarts | None,
 ) -> MessageOutcome:
     """The breadcrumb stays on the batch of the first stage, which is exact for all stages."""
     breadcrumb = active.breadcrumb
@@ -193,6 +234,7 @@ def _run_depth_first(
     out_keys: list[Keys] = []
     counts = [[0] * len(steps), [0] * len(steps)]
     seconds = [0.0] * len(steps)
+    pieces: list[tuple[int, int, EpochStarts, int]] = []
     chunk = max(sizes)
     breadcrumb[1], breadcrumb[2] = 0, 1
     for start in range(0, len(items), chunk):
@@ -200,18 +242,31 @@ def _run_depth_first(
         part = items[start : start + chunk]
         stop = start + len(part)
         passed = [len(part)]
+        inside = None if starts is None else starts.inside(start, stop)
         try:
-            made_keys, made = _run_one_batch(steps, slice_keys(keys, start, stop), part, sizes, active, passed, seconds)
+            made_keys, made = _run_one_batch(
+                steps, slice_keys(keys, start, stop), part, sizes, active, passed, seconds, inside
+            )
         except BaseException as error:  # raised by user code
             failures.add(start, stop, error, steps[breadcrumb[3]].name)
+            if starts is not None:
+                pieces.append((start, stop, _without_results(starts.inside(start, stop)), 0))
             continue
+        if inside is not None:
+            pieces.append((start, stop, inside, len(made)))
         out += made
         out_keys.append(made_keys)
         for position in range(len(steps)):
             counts[0][position] += passed[position]
             counts[1][position] += passed[position + 1]
     stages = list(zip(*counts, seconds, strict=True))
-    return MessageOutcome(join_keys(out_keys), out, failures.found, sum(seconds), stages)
+    out_starts = None if starts is None else join_starts(starts, pieces)
+    return MessageOutcome(join_keys(out_keys), out, failures.found, sum(seconds), stages, out_starts)
+
+
+def _without_results(starts: EpochStarts) -> EpochStarts:
+    starts.keep(())
+    return starts
 
 
 def _run_one_batch(
@@ -222,6 +277,7 @@ def _run_one_batch(
     active: ActiveMessage,
     passed: list[int],
     seconds: list[float],
+    starts: EpochStarts | None,
 ) -> tuple[Keys, list[Any]]:
     """Run one batch through all stages; adds item counts and seconds of each stage."""
     call = active.call
@@ -231,10 +287,13 @@ def _run_one_batch(
         call.keys, call.size = keys, sizes[position]
         began = perf_counter()
         try:
-            items, changes = run_step(step, items, sizes[position], place, _raise)
+            out, changes = run_step(step, items, sizes[position], place, _raise)
         finally:
             seconds[position] += perf_counter() - began
         keys = derive_keys(keys, changes)
+        if starts is not None:
+            starts.apply_call(changes, items, out)
+        items = out
         passed.append(len(items))
     return keys, items
 

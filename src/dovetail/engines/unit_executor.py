@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import CallFailure
     from dovetail.control.payload import Writer
     from dovetail.engines.barrier import BarrierRows, EmitChunk
+    from dovetail.engines.epoch_starts import EpochStarts
     from dovetail.engines.exception_summary import ExceptionSummary
     from dovetail.engines.item_keys import Keys
     from dovetail.engines.stage_chain import ReloadItems
@@ -139,12 +140,13 @@ class UnitExecutor:
         breadcrumb: BreadcrumbCell,
         message: int,
         fresh: ReloadItems | None = None,
+        starts: EpochStarts | None = None,
     ) -> MessageOutcome:
         """Run all items of a message. `fresh` reloads the items unmodified; without it, functions that modify items in
         place see their own changes when a failure makes fused stages run twice."""
         assert not self.is_async, f"{self.stages} must be awaited"
         with SOFT_TIMEOUT if self._has_timeout else nullcontext(), ActiveMessage(breadcrumb, message) as active:
-            return run_message(self._steps, keys, items, batch_size, active, fresh)
+            return run_message(self._steps, keys, items, batch_size, active, fresh, starts)
 
     def run_barrier(
         self, rows: BarrierRows, breadcrumb: BreadcrumbCell, message: int, chunk: int, give: EmitChunk
@@ -162,11 +164,12 @@ class UnitExecutor:
         breadcrumb: BreadcrumbCell,
         message: int,
         fresh: ReloadItems | None = None,
+        starts: EpochStarts | None = None,
     ) -> MessageOutcome:
         if not self.is_async:
-            return self.run(keys, items, batch_size, breadcrumb, message, fresh)
+            return self.run(keys, items, batch_size, breadcrumb, message, fresh, starts)
         with ActiveMessage(breadcrumb, message) as active:
-            return await run_message_async(self._steps[0], keys, items, batch_size, active, fresh)
+            return await run_message_async(self._steps[0], keys, items, batch_size, active, fresh, starts)
 
     def call(self, method: str, /, *args: Any, **named: Any) -> Any:
         """Call one method of the object; the result may be awaitable."""

@@ -213,7 +213,7 @@ def _restored_delivery(entry: CommitEntry, engine: RunEngine) -> Deliver | None:
             return None
         spooled[unit] = [segment for segment in segments if segment is not None]
     outputs = {"": [Segment(0, entry.result_count)]} if entry.result_count else {}
-    found = Deliver(entry.wave, entry.epoch, entry.first, entry.last, outputs, spooled)
+    found = Deliver(entry.wave, entry.epoch, entry.first, entry.last, outputs, spooled, also=entry.also)
     found.failed_items = [FailedItem(str(unit), (EMPTY_SEGMENT, 0, 0), "") for unit, _ in entry.failed_items]
     return found
 

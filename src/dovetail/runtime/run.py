@@ -477,7 +477,7 @@ class _Launch:
             engine,
             self.admitted.folder.path / "spool",
             ordered=self.admitted.options.ordered,
-            done=[(deliver.first, deliver.last) for deliver in done if not deliver.wave],
+            done=[one for deliver in done if not deliver.wave for one in deliver.ranges],
         )
         if isinstance(source, SeekableSource):
             sink.source = source

@@ -176,7 +176,7 @@ class StreamController:
     def _begin_input(self) -> None:
         state = self.state
         before = [deliver for deliver in self._resume if deliver.wave == state.wave]
-        done = [(deliver.first, deliver.last) for deliver in before if deliver.last > deliver.first]
+        done = [(first, last) for deliver in before for first, last in deliver.ranges if last > first]
         if not state.wave and not self._given_input:
             entries = [unit for unit in state.units if not unit.spec.parents]
             later = [unit.name for unit in state.all_units if not unit.spec.parents and unit.spec.wave]

@@ -13,6 +13,7 @@ from dovetail.control.commands import Cancel, RunBatches, StopWorker
 from dovetail.control.lifecycle import WorkerState
 from dovetail.control.payload import total_bytes
 from dovetail.control.timeouts import interruption_grace_s
+from dovetail.streaming.epochs import can_join
 from dovetail.streaming.worker_pool import Message
 
 if TYPE_CHECKING:
@@ -46,16 +47,22 @@ def _dispatch_unit(state: StreamState, unit: UnitState) -> None:
     queue = unit.queue
     ready = queue.ready
     sent = False
-    while ready and pool.free_count:
+    while pool.free_count and (ready or queue.has_mixed_batch):
         if unit.children and not unit.has_space_downstream():
             unit.mark_blocked()
             break
+        if queue.tails and queue.has_mixed_batch:
+            _send_mixed_batch(state, unit)
+            sent = True
+            continue
         number = min(ready) if len(ready) > 1 else next(iter(ready))
         waiting = ready[number]
         worker = pool.least_loaded(waiting.parts[0][0].node)
         assert worker is not None, f"{unit} counts free workers and has none"
         items = (
-            waiting.items if unit.spec.barrier else _next_message_items(unit, waiting.items, waiting.can_send_partial)
+            waiting.items
+            if unit.spec.barrier
+            else _next_message_items(unit, waiting.items, queue.can_send_partial(waiting))
         )
         items = queue.sendable_items(number, items)
         parts, size = queue.take(number, items)
@@ -64,6 +71,44 @@ def _dispatch_unit(state: StreamState, unit: UnitState) -> None:
     unit.end_dispatch(sent=sent)
     if unit.input_complete and pool.by_load[0] and not ready:
         _steal_prefetched(state, unit)
+
+
+def _send_mixed_batch(state: StreamState, unit: UnitState) -> None:
+    """Send a batch that begins with the tails of epochs, oldest first, and is filled with items of other epochs."""
+    queue = unit.queue
+    others = [number for number, waiting in queue.by_epoch.items() if waiting.items and number not in queue.tails]
+    parts: list[SegmentSlice] = []
+    epochs: list[tuple[int, Epoch]] = []
+    items = size = 0
+    can_mix_all = state.options.eager or not unit.joins_epochs
+    small_items = _small_epoch_items(state, unit)
+    for number in (*sorted(queue.tails), *sorted(others)):
+        epoch = state.epochs[number]
+        if not (can_mix_all or can_join([other for _, other in epochs], epoch, small_items)):
+            continue  # the batch stays partial, because its epochs are delivered together
+        count = min(queue.batch_size - items, queue.by_epoch[number].items)
+        taken, taken_bytes = queue.take(number, count)
+        epochs.append((items, epoch))
+        parts += taken
+        items += count
+        size += taken_bytes
+        if items == queue.batch_size:
+            break
+    worker = unit.pool.least_loaded(parts[0][0].node)
+    assert worker is not None, f"{unit} counts free workers and has none"
+    _send_message(state, unit, worker, epochs[0][1], parts, items, size, None, tuple(epochs[1:]))
+
+
+def _small_epoch_items(state: StreamState, unit: UnitState) -> int:
+    """Input items of epochs that may be joined in any case, because epochs are small at the beginning: as much as the
+    unit processes in the usual time of an epoch, or some batches while its speed is unknown."""
+    seconds = unit.throughput.seconds_per_item
+    items = float(state.options.target_epoch_batches * unit.batch_size)
+    if seconds:
+        items = state.options.target_epoch_s * unit.total_slots / seconds
+    received = unit.items_taken + unit.items_in_flight + unit.queue.items
+    input_per_item = 1.0 if state.wave else max(1.0, state.items_read / max(1, received))
+    return int(min(items * input_per_item, UNLIMITED_ITEMS))
 
 
 def _flush_stale(state: StreamState, unit: UnitState, max_wait_s: float) -> None:
@@ -103,12 +148,19 @@ def _send_message(
     items: int,
     size: int,
     suspect: Suspect | None,
+    more_epochs: tuple[tuple[int, Epoch], ...] = (),
 ) -> None:
     spec = unit.spec
     batch_size = suspect.batch_size if suspect is not None else items if spec.barrier else unit.queue.batch_size
     number = state.next_id()
     expected = unit.output_bytes_per_message if unit.children else 0
     message = Message(number, epoch, parts, items, size, batch_size, state.now, suspect, expected)
+    starts: tuple[int, ...] = ()
+    if more_epochs:
+        message.set_more_epochs(more_epochs)
+        starts = tuple(start for start, _ in more_epochs)
+        for one in message.epochs:
+            one.mark_mixed(unit.index)
     unit.send(worker, message)
     epoch.mark_begun(unit.index)
     limit = UNLIMITED_ITEMS
@@ -118,7 +170,7 @@ def _send_message(
         spool = spool or child.waits_for_seats
     if spool:
         limit = min(limit, SPOOL_SEGMENT_ITEMS)
-    state.emit(RunBatches(number, worker.id, spec.hosted.name, parts, items, batch_size, limit, spool))
+    state.emit(RunBatches(number, worker.id, spec.hosted.name, parts, items, batch_size, limit, spool, starts))
     if spec.timeout_s is not None:
         message.set_timeout(state.now + _time_limit_s(unit, spec.timeout_s, items, batch_size))
         if not worker.has_timeout_timer:

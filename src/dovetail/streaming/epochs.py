@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from dovetail.control.commands import Cancel, Deliver
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dovetail.control.commands import FailedItem
     from dovetail.control.events import NodeLeft
     from dovetail.control.payload import Segment, SegmentSlice
@@ -31,8 +33,10 @@ class Epoch:
         "held_bytes",
         "id",
         "incomplete_units",
+        "joined",
         "kept_input",
         "last",
+        "mixed",
         "outputs",
         "pending",
         "read_bytes",
@@ -53,6 +57,10 @@ class Epoch:
         """Per unit: a worker has got some of its items."""
         self.discarded = False
         """It restarts as another epoch: later results of this one are ignored."""
+        self.mixed = False
+        """Some of its items were sent in one batch with items of other epochs."""
+        self.joined: list[Epoch] = [self]
+        """Epochs that are delivered together, because some results of one are among those of another."""
         self.held_bytes = 0
         """Bytes of its input and of the results it holds."""
         self.read_bytes = 0
@@ -86,6 +94,17 @@ class Epoch:
     def mark_begun(self, index: int) -> None:
         self.begun[index] = True
 
+    def mark_mixed(self, index: int) -> None:
+        self.mixed = self.begun[index] = True
+
+    def join(self, other: Epoch) -> None:
+        """Deliver both together, and all that are delivered with one of them."""
+        if other in self.joined or self.discarded:
+            return
+        together = self.joined + other.joined
+        for epoch in together:
+            epoch.joined = together
+
     def has_begun_in(self, units: list[UnitState]) -> bool:
         return any(self.begun[unit.index] for unit in units)
 
@@ -107,11 +126,33 @@ class Epoch:
         items, self.failed_items = self.failed_items, []
         return items
 
+    def absorb(self, other: Epoch) -> None:
+        """Take over the results of a finished epoch that is delivered together with this one."""
+        self.held_bytes += other.held_bytes
+        other.kept_input.clear()
+        self.failed_items += other.failed_items
+        for own, others in ((self.outputs, other.outputs), (self.spooled, other.spooled)):
+            for name, segments in others.items():
+                own.setdefault(name, []).extend(segments)
+
     def has_output_on(self, node: str) -> bool:
         """Whether a result that it holds is stored on this node."""
         held = (*self.outputs.values(), *self.spooled.values())
         waiting = (segment for pairs in self.unsorted.values() for _, segment in pairs)
         return any(one.node == node for segments in (*held, waiting) for one in segments)
+
+
+MAX_JOINED_EPOCHS = 4
+"""Epochs that may be delivered together: about two seconds of work."""
+
+
+def can_join(epochs: list[Epoch], other: Epoch, small_items: int) -> bool:
+    """Whether one more epoch may be delivered together with these. More than MAX_JOINED_EPOCHS may if they contain at
+    most `small_items` items of the input."""
+    together = {epoch.id: epoch for one in (*epochs, other) for epoch in one.joined}
+    if not epochs or len(together) <= MAX_JOINED_EPOCHS:
+        return True
+    return sum(epoch.last - epoch.first for epoch in together.values()) <= small_items
 
 
 def missing_ranges(done: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
@@ -131,7 +172,8 @@ class EpochTracker:
     def __init__(self, state: StreamState) -> None:
         self.state = state
         self.undelivered: dict[int, Epoch] = {}
-        """With ordered output: finished epochs that wait for an earlier one, by their first item."""
+        """Finished epochs that wait for an earlier one (ordered output) or for one that is delivered with them, by
+        their first item."""
         self.input_ended = False
         """Whether the current wave gets no more input."""
         self.finished_units: list[UnitState] = []
@@ -235,11 +277,14 @@ class EpochTracker:
     def _finish_epoch(self, epoch: Epoch) -> None:
         if not self.state.remove_epoch(epoch):
             return
-        if not self.state.options.ordered:
+        if not self.state.options.ordered and len(epoch.joined) == 1:
             self._deliver_epoch(epoch)
             return
         self.undelivered[epoch.first] = epoch
-        self.deliver_in_order()
+        if self.state.options.ordered:
+            self.deliver_in_order()
+        elif all(one.first in self.undelivered for one in epoch.joined):
+            self._deliver_joined(epoch)
 
     def deliver_in_order(self) -> None:
         """With ordered output: deliver every finished epoch that no open epoch precedes."""
@@ -249,17 +294,28 @@ class EpochTracker:
                 break
             self._deliver_epoch(self.undelivered.pop(first))
 
-    def _deliver_epoch(self, epoch: Epoch) -> None:
+    def _deliver_joined(self, epoch: Epoch) -> None:
+        """Deliver all epochs that are joined with this one, as one."""
+        parts = sorted(epoch.joined, key=lambda one: one.first)
+        for one in parts:
+            del self.undelivered[one.first]
+        self._deliver_epoch(parts[0], parts[1:])
+
+    def _deliver_epoch(self, epoch: Epoch, joined: Sequence[Epoch] = ()) -> None:
         state = self.state
+        for one in joined:
+            epoch.absorb(one)
         epoch.kept_input.clear()
         state.add_held_bytes(-epoch.held_bytes)
         state.count_delivered(sum(segment.items for segments in epoch.outputs.values() for segment in segments))
         if not state.wave:
-            state.count_finished(epoch.last - epoch.first)
+            state.count_finished(sum(one.last - one.first for one in (epoch, *joined)))
         self.add_to_spool(epoch.spooled)
-        state.emit(
-            Deliver(state.wave, epoch.id, epoch.first, epoch.last, epoch.outputs, epoch.spooled, epoch.failed_items)
+        deliver = Deliver(
+            state.wave, epoch.id, epoch.first, epoch.last, epoch.outputs, epoch.spooled, epoch.failed_items
         )
+        deliver.also = [(one.first, one.last) for one in joined]
+        state.emit(deliver)
 
     def finish_units(self) -> None:
         """After the end of the input: mark units that have received everything, and units that are finished."""
@@ -289,7 +345,7 @@ class EpochTracker:
             state.units_by_name[record.unit].count_failed(-1)
         for worker in state.workers.values():
             for message in worker.messages.values():
-                if message.epoch is epoch and not message.cancelled:
+                if epoch in message.epochs and not message.cancelled:
                     message.mark_cancelled()
                     state.emit(Cancel(message.id, worker.id))
 
@@ -316,7 +372,7 @@ class EpochRestarter:
                 if any(segment.node == event.node for segment, _, _ in message.parts):
                     message.mark_input_lost()
         for epoch in list(state.epochs.values()) + list(self.epoch_tracker.undelivered.values()):
-            if self._has_data_on(epoch, event.node):
+            if not epoch.discarded and self._has_data_on(epoch, event.node):
                 self.restart_epoch(epoch)
 
     def _has_data_on(self, epoch: Epoch, node: str) -> bool:
@@ -332,7 +388,12 @@ class EpochRestarter:
         return False
 
     def restart_epoch(self, epoch: Epoch) -> None:
-        """Discard an epoch and feed its input again."""
+        """Discard an epoch, with those that are delivered together with it, and feed their input again."""
+        for one in sorted(epoch.joined, key=lambda one: one.first):
+            if not one.discarded:
+                self._restart_one(one)
+
+    def _restart_one(self, epoch: Epoch) -> None:
         state = self.state
         self.epoch_tracker.discard_epoch(epoch)
         for unit in state.units:

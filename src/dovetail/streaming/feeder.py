@@ -115,6 +115,15 @@ class Feeder:
             self._feed_from_spool()
         elif self.items_requested == 0 and self._has_space():
             self._pull()
+        if self._holds_too_many_bytes():
+            self._flush_tails_if_stalled()
+
+    def _flush_tails_if_stalled(self) -> None:
+        """If epochs with incomplete batches hold all the bytes that may be held, no input can fill these batches."""
+        units = self.state.units
+        if any(unit.queue.tails for unit in units) and not any(unit.can_proceed for unit in units):
+            for unit in units:
+                unit.flush_tails()
 
     def _has_space(self) -> bool:
         if not self.has_barrier:
@@ -130,11 +139,15 @@ class Feeder:
         state, options = self.state, self.state.options
         if any(unit.waits_for_seats for unit in state.units):
             return False  # it gets seats when the units upstream are finished, for which all input must be read
-        if state.held_bytes >= options.byte_budget and any(epoch.closed for epoch in state.epochs.values()):
+        if self._holds_too_many_bytes():
             return True
         if self.epoch_size.has_unknown_speed() and self._items_allowed_in_epochs() <= 0:
             return True
         return options.ordered and len(state.epochs) + len(self.epoch_tracker.undelivered) > options.max_open_epochs
+
+    def _holds_too_many_bytes(self) -> bool:
+        state = self.state
+        return state.held_bytes >= state.options.byte_budget and any(epoch.closed for epoch in state.epochs.values())
 
     def source_wait_s(self) -> float:
         """Total time that requested items were outstanding."""
@@ -248,7 +261,7 @@ class Feeder:
         done = max(self.epoch_tracker.undelivered, default=-1)  # finished, and waits for those before it
         waiting = []
         for epoch in sorted(self.state.epochs.values(), key=lambda epoch: epoch.first, reverse=True):
-            if epoch.has_begun_in(slowest) or epoch.first < done:
+            if epoch.has_begun_in(slowest) or epoch.mixed or epoch.first < done:
                 break
             waiting.append(epoch)
         for epoch in waiting:
@@ -281,7 +294,17 @@ class Feeder:
         return self.epoch_size.max_unmeasured_items(self._processed_items()) - self._open_items()
 
     def _open_items(self) -> int:
-        return sum(epoch.last - epoch.first for epoch in self.state.epochs.values())
+        """Items of open epochs, without those that only wait until more input fills their last batch."""
+        waiting: dict[int, int] = {}
+        for unit in self.state.units:
+            tails = {} if unit.queue.has_mixed_batch else unit.queue.tails
+            for number, tail in tails.items():
+                waiting[number] = waiting.get(number, 0) + tail.items
+        return sum(
+            epoch.last - epoch.first
+            for number, epoch in self.state.epochs.items()
+            if number not in waiting or not epoch.closed or sum(epoch.pending) > waiting[number]
+        )
 
     def _processed_items(self) -> int:
         return self._fed_items - self._open_items()

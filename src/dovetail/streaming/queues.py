@@ -1,6 +1,7 @@
 """Input queues of a unit, one per epoch, and the batches that can be taken from them.
 
-There is one queue per epoch, because a command never mixes epochs.
+A message contains items of one epoch, as far as they fill batches. What is left at the end of an epoch (its tail, less
+than a batch) is sent together with items of other epochs, so that only the end of the input leaves a partial batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class EpochQueue:
         """Arrival time of each slice."""
         self.items = 0
         self.input_complete = False
-        """No more input will arrive: an incomplete batch may be sent."""
+        """No more input will arrive."""
         self.segment_offsets: dict[int, int] = {}
         """If order is kept: segment -> position of its first item among all items of the epoch that arrived."""
         self.arrived_items = 0
@@ -56,27 +57,59 @@ class EpochQueue:
         return found
 
     @property
-    def can_send_partial(self) -> bool:
-        """Whether an incomplete batch may be sent."""
-        return self.input_complete or (bool(self.arrival_times) and self.arrival_times[0] <= self.stale_until)
+    def is_stale(self) -> bool:
+        """Whether its oldest items have waited long enough to be sent in an incomplete batch."""
+        return bool(self.arrival_times) and self.arrival_times[0] <= self.stale_until
 
 
 class UnitQueue:
     """Items that wait for one unit. `ready` contains the epochs from which a message can be taken now."""
 
-    __slots__ = ("batch_size", "by_epoch", "bytes", "in_order", "items", "ready")
+    __slots__ = ("batch_size", "by_epoch", "bytes", "fills_batches", "in_order", "input_ended", "items", "ready", "tails")
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
         self.by_epoch: dict[int, EpochQueue] = {}
         self.ready: dict[int, EpochQueue] = {}
+        self.tails: dict[int, EpochQueue] = {}
+        """Epochs that get no more input and have less than a batch left, if batches are filled across epochs."""
+        self.fills_batches = False
+        """Whether a batch may contain items of several epochs. If not, the last batch of an epoch may be partial."""
+        self.input_ended = False
+        """No more input of any epoch will arrive: the last batch may be partial."""
         self.items = 0
         self.bytes = 0
         self.in_order = False
         """Items that are put back return to their position, not just to the front."""
 
-    def keep_order(self, in_order: bool) -> None:
+    def begin_wave(self, *, in_order: bool, fills_batches: bool) -> None:
         self.in_order = in_order
+        self.fills_batches = fills_batches
+
+    def set_input_ended(self, ended: bool) -> None:
+        self.input_ended = ended
+
+    def can_send_partial(self, waiting: EpochQueue) -> bool:
+        """Whether an incomplete batch of this epoch alone may be sent."""
+        return (waiting.input_complete and not self.fills_batches) or waiting.is_stale
+
+    @property
+    def has_mixed_batch(self) -> bool:
+        """Whether the tails and items of other epochs make a batch."""
+        return bool(self.tails) and (self.items >= self.batch_size or self.input_ended)
+
+    def _update(self, epoch: int, waiting: EpochQueue) -> None:
+        """Update whether a message can be taken from an epoch, and whether the rest of it is a tail."""
+        is_partial = waiting.items < self.batch_size
+        if waiting.items and (not is_partial or self.can_send_partial(waiting)):
+            self.ready[epoch] = waiting
+        else:
+            self.ready.pop(epoch, None)
+        if self.fills_batches:
+            if waiting.items and is_partial and waiting.input_complete:
+                self.tails[epoch] = waiting
+            else:
+                self.tails.pop(epoch, None)
 
     def add(self, epoch: int, segment: Segment, now: float) -> None:
         """Append a segment. Same as `add_part` for the whole segment, inlined because it runs for every message."""
@@ -90,7 +123,9 @@ class UnitQueue:
         waiting.items += segment.items
         self.items += segment.items
         self.bytes += segment.size_bytes
-        if waiting.items >= self.batch_size or waiting.input_complete:
+        if waiting.input_complete:
+            self._update(epoch, waiting)
+        elif waiting.items >= self.batch_size:
             self.ready[epoch] = waiting
 
     def add_part(self, epoch: int, part: SegmentSlice, now: float) -> None:
@@ -123,8 +158,7 @@ class UnitQueue:
         waiting.items += items
         self.items += items
         self.bytes += total_bytes(parts)
-        if waiting.items >= self.batch_size or waiting.input_complete:
-            self.ready[epoch] = waiting
+        self._update(epoch, waiting)
 
     def sendable_items(self, epoch: int, items: int) -> int:
         """How many of `items` one message can contain: if order is kept, only consecutive ones."""
@@ -154,8 +188,8 @@ class UnitQueue:
         waiting.items -= items
         self.items -= items
         self.bytes -= size
-        if not waiting.items or (waiting.items < self.batch_size and not waiting.can_send_partial):
-            self.ready.pop(epoch, None)
+        if waiting.items < self.batch_size:
+            self._update(epoch, waiting)
         if not self.items:
             self.bytes = 0  # sizes of slices are rounded down: without items the sum must be 0
         return parts, size
@@ -166,19 +200,24 @@ class UnitQueue:
         if waiting is None:
             waiting = self.by_epoch[epoch] = EpochQueue()
         waiting.input_complete = True
-        if waiting.items:
-            self.ready[epoch] = waiting
+        self._update(epoch, waiting)
+
+    def flush_tails(self) -> None:
+        """Send all tails in incomplete batches."""
+        for epoch in list(self.tails):
+            self.flush_stale(epoch)
 
     def flush_stale(self, epoch: int) -> None:
         """The oldest items of this epoch have waited long enough: send them in an incomplete batch."""
         waiting = self.by_epoch[epoch]
-        waiting.stale_until = waiting.arrival_times[0]
-        self.ready[epoch] = waiting
+        waiting.stale_until = waiting.arrival_times[-1] if waiting.input_complete else waiting.arrival_times[0]
+        self._update(epoch, waiting)
 
     def remove_epoch(self, epoch: int) -> list[SegmentSlice]:
         """Remove an epoch that is finished or restarts, and return the slices that still waited."""
         waiting = self.by_epoch.pop(epoch, None)
         self.ready.pop(epoch, None)
+        self.tails.pop(epoch, None)
         if waiting is None:
             return []
         parts = list(waiting.parts)
@@ -190,7 +229,4 @@ class UnitQueue:
         """Change the batch size, and update which epochs have a full batch."""
         self.batch_size = batch_size
         for epoch, waiting in self.by_epoch.items():
-            if waiting.items >= batch_size or (waiting.items and waiting.can_send_partial):
-                self.ready[epoch] = waiting
-            else:
-                self.ready.pop(epoch, None)
+            self._update(epoch, waiting)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
+
+from dovetail.control.events import JOINED
 
 if TYPE_CHECKING:
     from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost
@@ -41,9 +44,11 @@ class ResultHandler:
         calls = -(-message.items // message.batch_size)
         worker.count_batches(calls, event.seconds)
         unit.count_batches(calls, event.seconds)
-        if event.failures and message.input_lost and not message.epoch.discarded:
-            self.epoch_restarter.restart_epoch(message.epoch)  # failed items cannot be sent again without their input
-        if not message.epoch.discarded:
+        if event.failures and message.input_lost:
+            self._restart_epochs(message)  # failed items cannot be sent again without their input
+        if message.more_epochs:
+            self._join_epochs(unit, message, event)
+        if not message.is_discarded:
             self._route_output(unit, message, event, calls)
         if unit.throughput.messages >= unit.next_tuning_messages:
             unit.tune_messages_and_schedule()
@@ -52,21 +57,42 @@ class ResultHandler:
             self.fleet.recycle(worker)
         self.fleet.stop_if_drained(worker)
 
+    def _restart_epochs(self, message: Message) -> None:
+        for epoch in message.epochs:
+            if not epoch.discarded:
+                self.epoch_restarter.restart_epoch(epoch)
+
+    def _join_epochs(self, unit: UnitState, message: Message, event: BatchesDone) -> None:
+        """If a call with items of several epochs returned another number of items, it is unknown which of them belong
+        to which epoch: the epochs are delivered together, and restart together if one of them restarts."""
+        if self.state.options.eager or not event.segments:
+            return
+        if JOINED in (event.epoch_segments or ()):
+            unit.mark_joins_epochs()
+        if unit.joins_epochs:  # also for a call whose count happens to be the same
+            if any(epoch.discarded for epoch in message.epochs):
+                self._restart_epochs(message)
+            for epoch in message.epochs[1:]:
+                message.epoch.join(epoch)
+
     def _route_output(self, unit: UnitState, message: Message, event: BatchesDone, calls: int) -> None:
-        """Pass the output on, retry what failed, and settle the rest in the epoch."""
-        epoch, failures = message.epoch, event.failures
+        """Pass the output on, retry what failed, and settle the rest in its epoch."""
+        failures = event.failures
         failed = sum(failure.stop - failure.start for failure in failures) if failures else 0
-        given = self.epoch_tracker.route(unit, epoch, event.segments, message.parts[0])
-        output_bytes = sum([segment.size_bytes for segment in event.segments]) if given else None
-        if event.stages is not None:
-            unit.count_stages(event.stages)
+        if message.more_epochs:
+            given = self._route_by_epoch(unit, message, event)
+        else:
+            given = self.epoch_tracker.route(unit, message.epoch, event.segments, message.parts[0])
+            message.epoch.settle(unit.index, message.items - failed)
         settled = message.items - failed
         for failure in failures:
             settled += self.failure_handler.on_call_failed(unit, message, failure, event.peak_bytes)
+        output_bytes = sum([segment.size_bytes for segment in event.segments]) if given else None
+        if event.stages is not None:
+            unit.count_stages(event.stages)
         if unit.shape_changed:
             self.state.request_replan(f"memory per worker of {unit.name} changed")
         unit.record_output(message.items, message.size_bytes, output_bytes, settled, given)
-        epoch.settle(unit.index, settled)
         if message.suspect is None:
             if message.items > failed:
                 unit.throughput.add(message.items - failed, event.seconds, given)
@@ -74,8 +100,25 @@ class ResultHandler:
                 self._on_small_batches_passed(unit, calls)
         elif not failures:
             self._on_suspect_passed(unit, message.suspect)
-        if epoch.closed and not epoch.pending[unit.index]:
-            self.epoch_tracker.propagate_completion(epoch, unit)
+        for epoch in message.epochs:
+            if epoch.closed and not epoch.pending[unit.index]:
+                self.epoch_tracker.propagate_completion(epoch, unit)
+
+    def _route_by_epoch(self, unit: UnitState, message: Message, event: BatchesDone) -> int:
+        """Pass the output on and settle the items that did not fail, each in its epoch. Returns the number of items
+        passed on."""
+        counts = event.epoch_segments or [0] * len(message.epochs)
+        segments = iter(event.segments)
+        own = {
+            epoch: list(islice(segments, max(0, count))) for epoch, count in zip(message.epochs, counts, strict=True)
+        }
+        given = 0
+        for start, part in message.by_epoch():
+            stop = start + part.items
+            failed = sum(max(0, min(one.stop, stop) - max(one.start, start)) for one in event.failures)
+            given += self.epoch_tracker.route(unit, part.epoch, own[part.epoch], part.parts[0])
+            part.epoch.settle(unit.index, part.items - failed)
+        return given
 
     def _on_suspect_passed(self, unit: UnitState, suspect: Suspect) -> None:
         if suspect.memory_bytes:
@@ -110,9 +153,9 @@ class ResultHandler:
             return
         unit = self.state.units_by_name[worker.unit]
         unit.take_back(worker, message)
-        if not message.epoch.discarded:
+        if not message.is_discarded:
             if message.input_lost or not self._has_all_input(message):
-                self.epoch_restarter.restart_epoch(message.epoch)
+                self._restart_epochs(message)
             else:
                 self.failure_handler.put_back(unit, message)
         self.fleet.stop_if_drained(worker)
@@ -127,8 +170,8 @@ class ResultHandler:
             return
         unit = self.state.units_by_name[worker.unit]
         unit.pool.remove(worker)
-        open_epochs = [message.epoch for message in worker.messages.values()]
-        torn = [message.epoch for message in worker.messages.values() if message.input_lost]
+        open_epochs = [epoch for message in worker.messages.values() for epoch in message.epochs]
+        torn = [epoch for message in worker.messages.values() if message.input_lost for epoch in message.epochs]
         blamed = self.failure_handler.on_worker_died(unit, worker, event)
         for epoch in dict.fromkeys(open_epochs):
             if not epoch.discarded and not epoch.pending[unit.index]:

@@ -93,22 +93,32 @@ class FailureHandler:
         if failure.verdict == VERDICT_FATAL:
             self.fail(RunFailure(failure.error, failure.detail, code=failure.code, fix=failure.fix))
             return 0
-        parts = slice_items(message.parts, failure.start, failure.stop)
-        size = failure.stop - failure.start
         charged = message.suspect.failed_attempts if message.suspect is not None else 0
-        suspect = Suspect(
-            message.epoch,
-            parts,
-            size,
-            min(message.batch_size, size),
-            charged,
-            error=failure.error,
-            detail=failure.detail,
-            stage=failure.stage,
-            place=failure.place,
-            keys=failure.keys,
-        )
-        if failure.verdict == VERDICT_RETRY:
+        parts = message.by_epoch(failure.start, failure.stop)
+        halved = _parts_of_batch(parts, failure.stop - failure.start) if failure.out_of_memory else None
+        settled = 0
+        for start, part in parts:
+            begin = start - failure.start
+            suspect = Suspect(
+                part.epoch,
+                part.parts,
+                part.items,
+                min(message.batch_size, part.items),
+                charged,
+                halved,
+                error=failure.error,
+                detail=failure.detail,
+                stage=failure.stage,
+                place=failure.place,
+                keys=failure.keys[begin : begin + part.items],
+            )
+            failed = self._on_suspect_failed(unit, suspect, failure, peak)
+            part.epoch.settle(unit.index, failed)
+            settled += failed
+        return settled
+
+    def _on_suspect_failed(self, unit: UnitState, suspect: Suspect, failure: CallFailure, peak: int) -> int:
+        if failure.verdict == VERDICT_RETRY or suspect.halved_batch is not None:
             unit.add_suspects([suspect])
             return 0
         if failure.verdict == VERDICT_SKIP:
@@ -124,7 +134,7 @@ class FailureHandler:
         breadcrumbs = {crumb.message: crumb for crumb in event.breadcrumbs}
         for position, message in enumerate(messages):
             unit.end_flight(message)
-            if message.epoch.discarded:
+            if message.is_discarded:
                 continue
             # without breadcrumbs, every message in a slot may have been running
             crumb = breadcrumbs.get(message.id)
@@ -149,34 +159,42 @@ class FailureHandler:
         for begin, end in ((0, start), (stop, message.items)):
             if begin < end:
                 self._put_slice_back(unit, message, begin, end)
-        items = stop - start
-        suspect = Suspect(
-            message.epoch,
-            slice_items(message.parts, start, stop),
-            items,
-            min(message.batch_size, items),
-            charged,
-            error=worker.stop_reason or f"the worker died ({event.cause.value})",
-            detail=event.detail,
-        )
         blind = not exact and message.items > 1
         oom = event.cause is LossCause.OUT_OF_MEMORY
-        failed = self._retry_or_fail(unit, suspect, oom, blind, event.peak_bytes)
-        message.epoch.settle(unit.index, failed)
+        parts = message.by_epoch(start, stop)
+        halved = _parts_of_batch(parts, stop - start) if oom else None
+        for _, part in parts:
+            suspect = Suspect(
+                part.epoch,
+                part.parts,
+                part.items,
+                min(message.batch_size, part.items),
+                charged,
+                halved,
+                error=worker.stop_reason or f"the worker died ({event.cause.value})",
+                detail=event.detail,
+            )
+            if halved is not None:
+                unit.add_suspects([suspect])
+                continue
+            failed = self._retry_or_fail(unit, suspect, oom, blind, event.peak_bytes)
+            part.epoch.settle(unit.index, failed)
 
     def put_back(self, unit: UnitState, message: Message) -> None:
         """Queue a message again, without charging its items."""
         if message.suspect is not None:
             unit.add_suspects([message.suspect])
-        else:
-            unit.queue.put_back(message.epoch.id, message.parts, self.state.now)
+            return
+        for _, part in message.by_epoch():
+            unit.queue.put_back(part.epoch.id, part.parts, self.state.now)
 
     def _put_slice_back(self, unit: UnitState, message: Message, start: int, stop: int) -> None:
-        parts = slice_items(message.parts, start, stop)
         old = message.suspect
         if old is None:
-            unit.queue.put_back(message.epoch.id, parts, self.state.now)
+            for _, part in message.by_epoch(start, stop):
+                unit.queue.put_back(part.epoch.id, part.parts, self.state.now)
             return
+        parts = slice_items(message.parts, start, stop)
         items = stop - start
         batch_size = min(old.batch_size, items)
         rest = Suspect(message.epoch, parts, items, batch_size, old.failed_attempts, old.halved_batch, old.error)
@@ -264,6 +282,12 @@ class FailureHandler:
             last = f"; the last error: {last_error}" if last_error else ""
             error = f"{count}, more than max_errors allows ({budget.text(items)}){last}"
             self.fail(RunFailure(error, cause=FailureCause.ERROR_LIMIT))
+
+
+def _parts_of_batch(parts: list[tuple[int, Message]], items: int) -> HalvedBatch | None:
+    """If a batch of several epochs ran out of memory, each epoch's part is tried alone; None: it was of one epoch."""
+    largest = max((part.items for _, part in parts), default=items)
+    return HalvedBatch(largest, parts=len(parts)) if largest < items else None
 
 
 def _failed_items(unit: UnitState, suspect: Suspect) -> list[FailedItem]:

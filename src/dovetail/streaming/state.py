@@ -263,6 +263,7 @@ class UnitState:
         "items_given",
         "items_in_flight",
         "items_taken",
+        "joins_epochs",
         "later_consumers",
         "low",
         "max_node_memory_bytes",
@@ -358,6 +359,8 @@ class UnitState:
         self.items_in_flight = 0
         self.flush_at: float | None = None
         """Time of the pending flush timer for incomplete batches; None: no timer."""
+        self.joins_epochs = self.spec.returns not in (None, 1.0)
+        """Its calls return another number of items than they get, so the epochs of a batch are delivered together."""
         self.quarantine_worker: Worker | None = None
         """Gets no further messages, so that a suspect can run on it alone."""
         self.message_just_ended = False
@@ -416,12 +419,14 @@ class UnitState:
         self.later_consumers = later_consumers
         self.is_leaf = not (children or later_consumers)
         self.sorts_input = bool(parents) and needs_order
-        self.queue.keep_order(needs_order and not self.spec.barrier)
+        fills_batches = not (needs_order or self.spec.barrier or self.options.serving)
+        self.queue.begin_wave(in_order=needs_order and not self.spec.barrier, fills_batches=fills_batches)
         self.byte_share = byte_share
         self.dirty = True
 
     def mark_input_complete(self) -> None:
-        self.input_complete = True
+        self.input_complete = self.dirty = True
+        self.queue.set_input_ended(True)
 
     def mark_finished(self) -> None:
         self.finished = True
@@ -429,6 +434,7 @@ class UnitState:
     def reopen(self) -> None:
         """Expect input again: an epoch restarts."""
         self.finished = self.input_complete = False
+        self.queue.set_input_ended(False)
         self.dirty = True
 
     def set_waits_for_seats(self, waits: bool) -> None:
@@ -529,6 +535,10 @@ class UnitState:
     def rotate_suspects(self) -> None:
         self.suspects.rotate(-1)
 
+    def flush_tails(self) -> None:
+        self.queue.flush_tails()
+        self.dirty = True
+
     def drop_epoch(self, epoch: Epoch) -> None:
         """Drop everything of an epoch that waits here."""
         self.queue.remove_epoch(epoch.id)
@@ -546,7 +556,13 @@ class UnitState:
             return True
         # If nothing happens here, more input must arrive: the queue may hold the ends of several epochs, which make no
         # batch, or a single batch may be larger than the byte limit.
-        return not (queue.ready or self.suspects or self.items_in_flight or self.incoming_messages)
+        return not (self.can_proceed or self.incoming_messages)
+
+    @property
+    def can_proceed(self) -> bool:
+        """Whether the unit has work or something to begin with, without more input."""
+        queue = self.queue
+        return bool(queue.ready or queue.has_mixed_batch or self.suspects or self.items_in_flight)
 
     def has_space_downstream(self) -> bool:
         """Whether every child has space for the output of one more message."""
@@ -656,6 +672,9 @@ class UnitState:
             total[0] += taken
             total[1] += given
             total[2] += seconds
+
+    def mark_joins_epochs(self) -> None:
+        self.joins_epochs = True
 
     def count_failed(self, items: int) -> None:
         """Add failed items; a negative number when their epoch restarts."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dovetail.control.lifecycle import WorkerState, checked_worker_move
+from dovetail.control.payload import slice_items, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,11 +24,13 @@ class HalvedBatch:
 
     batch_size: int
     passed: int = 0
+    parts: int = 2
+    """More if the batch had items of several epochs, which run apart."""
 
     def count_passed(self) -> bool:
-        """Count a half that succeeded; True: both did."""
+        """Count a part that succeeded; True: all did."""
         self.passed += 1
-        return self.passed == 2
+        return self.passed == self.parts
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +82,34 @@ class Message:
     cancelled: bool = False
     input_lost: bool = False
     """Some of its input was lost with a node: if the message is returned, it cannot be sent again."""
+    more_epochs: tuple[tuple[int, Epoch], ...] = ()
+    """If a batch is filled across epochs: index of the first item of each further epoch, and the epoch."""
+
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        return (self.epoch, *(epoch for _, epoch in self.more_epochs))
+
+    @property
+    def is_discarded(self) -> bool:
+        """Whether nothing of it is needed any more."""
+        return self.epoch.discarded and all(epoch.discarded for _, epoch in self.more_epochs)
+
+    def by_epoch(self, start: int = 0, stop: int | None = None) -> list[tuple[int, Message]]:
+        """Items [start, stop) as one message per epoch that is still needed, and the index of its first item."""
+        stop = self.items if stop is None else stop
+        if not self.more_epochs and (start, stop) == (0, self.items):
+            return [(0, self)]
+        found = []
+        begins = [0, *(index for index, _ in self.more_epochs)]
+        ends = [*begins[1:], self.items]
+        for begin, end, epoch in zip(begins, ends, self.epochs, strict=True):
+            first, last = max(begin, start), min(end, stop)
+            if first < last and not epoch.discarded:
+                parts = slice_items(self.parts, first, last)
+                size = total_bytes(parts)
+                own = replace(self, epoch=epoch, parts=parts, items=last - first, size_bytes=size, more_epochs=())
+                found.append((first, own))
+        return found
 
     def set_timeout(self, at: float) -> None:
         self.timeout_at = at
@@ -88,6 +119,9 @@ class Message:
 
     def mark_input_lost(self) -> None:
         self.input_lost = True
+
+    def set_more_epochs(self, epochs: tuple[tuple[int, Epoch], ...]) -> None:
+        self.more_epochs = epochs
 
 
 class Worker:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.control.events import VERDICT_FATAL, VERDICT_RETRY, VERDICT_SKIP, CallFailure
 from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError
+from dovetail.engines.epoch_starts import join_starts
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.item_keys import as_tuple, as_tuples, join_keys, slice_keys
 from dovetail.engines.local.payload_codec import find_unpicklable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.engine import UnsendableItemError
     from dovetail.control.payload import Split
+    from dovetail.engines.epoch_starts import EpochStarts
     from dovetail.engines.item_keys import Keys
     from dovetail.engines.local.buffer_pool import CopiedPayload, MappedPayload
     from dovetail.engines.worker_context import BreadcrumbCell
@@ -74,17 +76,23 @@ UNPICKLABLE_TEXT, UNWRITABLE_TEXT = "the result cannot be pickled", "the result 
 class MessageInput:
     """The items of a message, and the payloads to close after it."""
 
-    __slots__ = ("items", "keys", "read_s", "readings", "skipped")
+    __slots__ = ("epoch_starts", "items", "keys", "read_s", "readings", "skipped")
 
     def __init__(self, keys: Keys, items: list[Any], readings: list[tuple[int, MappedPayload | CopiedPayload]]) -> None:
         self.keys = keys
         self.items = items
+        self.epoch_starts: EpochStarts | None = None
+        """Where further epochs begin; None: all items are of one epoch."""
         self.skipped: list[SkippedItem] = []
         """Items that are not passed to any stage, in order."""
         self.read_s = 0.0
         """Seconds spent reading and parsing splits."""
         self.readings = readings
         """Number of the payload in the message, and its mapping."""
+
+    def starts_inside(self, begin: int, items: int) -> EpochStarts | None:
+        """Where further epochs begin among some of the items."""
+        return None if self.epoch_starts is None else self.epoch_starts.inside(begin, begin + items)
 
 
 class ShiftedBreadcrumb:
@@ -134,7 +142,19 @@ def join_outcomes(pieces: list[tuple[int, MessageOutcome]], opened: MessageInput
             whole.failures.append(failure)
     whole.failures += [failure_of_skipped(one, opened.keys) for one in opened.skipped if one.error]
     whole.failures.sort(key=lambda failure: failure.start)
+    whole.epoch_starts = _joined_starts(pieces, opened)
     return whole
+
+
+def _joined_starts(pieces: list[tuple[int, MessageOutcome]], opened: MessageInput) -> EpochStarts | None:
+    starts = opened.epoch_starts
+    if starts is None:
+        return None
+    found = []
+    for (begin, _, items), (_, outcome) in zip(readable_spans(opened), pieces, strict=True):
+        assert outcome.epoch_starts is not None
+        found.append((begin, begin + len(items), outcome.epoch_starts, len(outcome.items)))
+    return join_starts(starts, found)
 
 
 def failure_of_skipped(item: SkippedItem, keys: Keys) -> CallFailure:
@@ -142,10 +162,14 @@ def failure_of_skipped(item: SkippedItem, keys: Keys) -> CallFailure:
     return CallFailure(item.at, item.at + 1, item.error, keys=its_keys, verdict=item.verdict, place=item.place)
 
 
-def segment_bounds(keys: Keys, size: int, failures: list[CallFailure]) -> list[tuple[int, int]]:
-    """Start and stop of each output segment: at most `cut` items, never across failed items, whose results are inserted
-    there later."""
+def segment_bounds(
+    keys: Keys, size: int, failures: list[CallFailure], starts: EpochStarts | None = None
+) -> list[tuple[int, int]]:
+    """Start and stop of each output segment: at most `size` items, of one epoch, never across failed items, whose
+    results are inserted there later."""
     edges = {0, len(keys)}
+    if starts is not None:
+        edges.update(starts.positions)
     if failures:
         ordered = as_tuples(keys)
         edges |= {bisect_left(ordered, failure.keys[0]) for failure in failures if failure.keys}
@@ -181,6 +205,8 @@ def fail_unsendable(
     stays = [index for index, call in enumerate(origins) if call not in bad] if bad != set(calls) else []
     outcome.keys = [outcome.keys[index] for index in stays]
     outcome.items = [outcome.items[index] for index in stays]
+    if outcome.epoch_starts is not None:
+        outcome.epoch_starts.keep(stays)
 
 
 def _call_ranges(opened: MessageInput, batch_size: int, outcome: MessageOutcome) -> list[tuple[int, int]]:

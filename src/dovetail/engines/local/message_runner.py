@@ -8,6 +8,7 @@ import pickle
 import resource
 import time
 from functools import partial
+from itertools import accumulate
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +16,7 @@ from dovetail.control.engine import UnreadableItem
 from dovetail.control.events import VERDICT_SKIP, CallFailure
 from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError, UnwritableItemError
 from dovetail.engines.barrier import BarrierRows, output_chunk_items
+from dovetail.engines.epoch_starts import EpochStarts
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.item_keys import as_tuple, join_keys, slice_keys
 from dovetail.engines.local import message_input
@@ -78,7 +80,7 @@ if TYPE_CHECKING:
 class OutgoingPayloads:
     """Descriptions and contents of the output payloads of a message."""
 
-    __slots__ = ("_placed", "body", "descriptions", "descriptors", "spilled")
+    __slots__ = ("_placed", "body", "descriptions", "descriptors", "epoch_segments", "spilled")
 
     def __init__(self) -> None:
         self.descriptions: list[Any] = []
@@ -88,6 +90,8 @@ class OutgoingPayloads:
         """Descriptors of the large payloads."""
         self.spilled: list[int] = []
         """Descriptors to close after sending."""
+        self.epoch_segments: list[int] | None = None
+        """See `BatchesDone`."""
         self._placed: list[PlacedPayload] = []
 
     def add(
@@ -285,9 +289,11 @@ class MessageRunner:
         if executor.barrier is not None:
             self._run_barrier(executor, frame, breadcrumb)
             return
-        _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
+        _, message, _, batch_size, cut, flags, payloads, parts, _, starts = frame.head
         try:
             opened = self.open(payloads, parts, frame)
+            if starts:
+                opened.epoch_starts = EpochStarts(starts)
             writer = executor.writer
             # comprehensions, because loop variables would keep views of the input alive
             outcomes = [
@@ -300,6 +306,7 @@ class MessageRunner:
                         shift_breadcrumb(breadcrumb, begin),
                         message,
                         partial(self._reload_items, opened, frame, begin, len(items)),
+                        opened.starts_inside(begin, len(items)),
                     ),
                 )
                 for begin, keys, items in readable_spans(opened)
@@ -312,7 +319,7 @@ class MessageRunner:
 
     def _run_barrier(self, executor: UnitExecutor, frame: Frame, breadcrumb: BreadcrumbCell) -> None:
         """Run a barrier stage; its output is packed or written chunk by chunk."""
-        _, message, _, _, cut, flags, payloads, _, _ = frame.head
+        _, message, _, _, cut, flags, payloads, _, _, _ = frame.head
         outgoing = OutgoingPayloads()
         try:
             bodies, readings = self._map_payloads(payloads, frame, files=False)
@@ -349,9 +356,11 @@ class MessageRunner:
             close_descriptors(frame.descriptors)
 
     async def run_async(self, executor: UnitExecutor, frame: Frame, breadcrumb: BreadcrumbCell) -> None:
-        _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
+        _, message, _, batch_size, cut, flags, payloads, parts, _, starts = frame.head
         try:
             opened = self.open(payloads, parts, frame)
+            if starts:
+                opened.epoch_starts = EpochStarts(starts)
             outcomes = [
                 (
                     begin,
@@ -362,6 +371,7 @@ class MessageRunner:
                         shift_breadcrumb(breadcrumb, begin),
                         message,
                         partial(self._reload_items, opened, frame, begin, len(items)),
+                        opened.starts_inside(begin, len(items)),
                     ),
                 )
                 for begin, keys, items in readable_spans(opened)
@@ -384,7 +394,7 @@ class MessageRunner:
         failure = (0, items, summary.line, summary.detail, summary.out_of_memory, summary.on_gpu, ())
         if isinstance(error, SourceSinkError):
             failure = failure_as_tuple(message_input.failure_of_unusable(error, items))
-        self.send("done", message, 0.0, [failure], 0, None, 0.0, [], kept, [])
+        self.send("done", message, 0.0, [failure], 0, None, 0.0, [], kept, [], None)
 
     def _reload_items(self, opened: MessageInput, frame: Frame, begin: int, count: int) -> list[Any]:
         """Load some of the items again, unmodified."""
@@ -466,13 +476,17 @@ class MessageRunner:
         """Pack or write the results and report; then release the input, unless views of it are kept."""
         self._exit_if_forked()
         if flags & FLAG_NO_OUTPUT:
-            outcome.keys, outcome.items = [], []
+            outcome.keys, outcome.items, outcome.epoch_starts = [], [], None
         outgoing = OutgoingPayloads()
         with self._pack_lock:
             written = self._write_results(writer, outcome, opened, batch_size) if writer is not None else []
             packed = self._pack_results(outcome, opened, batch_size, cut) if writer is None else []
             outgoing.add(self._place_or_discard(packed, flags), self._placed_now)
             outgoing.descriptions += written
+        if outcome.epoch_starts is not None:
+            # results are in order, so each segment begins where the one before it ends
+            sizes = [description[0] for description in outgoing.descriptions]
+            outgoing.epoch_segments = outcome.epoch_starts.segment_counts(list(accumulate(sizes, initial=0))[:-1])
         if opened.readings:
             self._reader.probe_writes([reading for _, reading in opened.readings])
         outcome.items = opened.items = []  # tracebacks would keep views of payloads that are closed now
@@ -498,7 +512,7 @@ class MessageRunner:
         peak = usage.ru_maxrss << 10
         failures = [failure_as_tuple(failure) for failure in outcome.failures]
         measured = (outcome.seconds, failures, peak, outcome.stages, cpu_s)
-        report = ("done", message, *measured, outgoing.descriptions, kept, closed)
+        report = ("done", message, *measured, outgoing.descriptions, kept, closed, outgoing.epoch_segments)
         self.send(*report, body=outgoing.body, descriptors=outgoing.descriptors)
         close_descriptors(outgoing.spilled)
 
@@ -508,17 +522,19 @@ class MessageRunner:
         while True:
             keys, items = outcome.keys, outcome.items
             try:
-                if len(items) <= cut and not outcome.failures:
+                if len(items) <= cut and not outcome.failures and outcome.epoch_starts is None:
                     return [_pack_items(keys, items)] if items else []
                 return [
                     _pack_items(slice_keys(keys, start, stop), items[start:stop])
-                    for start, stop in segment_bounds(keys, cut, outcome.failures)
+                    for start, stop in segment_bounds(keys, cut, outcome.failures, outcome.epoch_starts)
                 ]
             except Unpicklable as error:
                 fail_unsendable(outcome, opened, batch_size, error, UNPICKLABLE_TEXT)
             except MemoryError as error:
                 outcome.failures[:] = [failure_from_error(opened.keys, 0, len(opened.items), error)]
                 outcome.keys, outcome.items = [], []
+                if outcome.epoch_starts is not None:
+                    outcome.epoch_starts.keep(())
 
     def _write_results(
         self, writer: Writer, outcome: MessageOutcome, opened: MessageInput, batch_size: int
@@ -527,13 +543,27 @@ class MessageRunner:
         began = time.perf_counter()
         while outcome.items:
             try:
-                written = self._write_items(writer, outcome.keys, outcome.items)
+                written = self._write_epochs(writer, outcome)
             except UnwritableItemError as error:
                 fail_unsendable(outcome, opened, batch_size, error, UNWRITABLE_TEXT)
                 continue
             message_input.add_stage_seconds(outcome, time.perf_counter() - began, stage=-1)
-            return [written]
+            return written
         return []
+
+    def _write_epochs(self, writer: Writer, outcome: MessageOutcome) -> list[Any]:
+        """Write the results, each epoch by itself."""
+        keys, items, starts = outcome.keys, outcome.items, outcome.epoch_starts
+        if starts is None:
+            return [self._write_items(writer, keys, items)]
+        written = []
+        for start, stop in segment_bounds(keys, len(items), [], starts):
+            try:
+                written.append(self._write_items(writer, slice_keys(keys, start, stop), items[start:stop]))
+            except UnwritableItemError as error:
+                error.index += start
+                raise
+        return written
 
     def _write_items(self, writer: Writer, keys: Keys, items: list[Any]) -> Any:
         if writer not in self._begun_writers:

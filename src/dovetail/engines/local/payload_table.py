@@ -183,7 +183,8 @@ class PayloadTable:
         for rank in child.ranks:
             mine = flags | (FLAG_NO_OUTPUT if rank.rank else 0)
             how = (command.batch_size, command.segment_items, mine)
-            head = ("run", command.message, command.hosted, *how, payloads, parts, sent.prefetch_number)
+            numbers = (sent.prefetch_number, command.epoch_starts)
+            head = ("run", command.message, command.hosted, *how, payloads, parts, *numbers)
             rank.channel.put(head, body, fds)
 
     def _flags(self) -> int:
@@ -194,7 +195,7 @@ class PayloadTable:
 
     def on_done(self, rank: RankProcess, frame: Frame) -> BatchesDone | None:
         """The BatchesDone of a message, after all ranks reported it."""
-        _, message, seconds, failures, peak, stages, cpu_s, outs, kept, closed = frame.head
+        _, message, seconds, failures, peak, stages, cpu_s, outs, kept, closed, epoch_segments = frame.head
         child = rank.child
         self.on_buffers_closed(rank, closed)
         segments = self._segments(rank, outs, frame)
@@ -209,18 +210,20 @@ class PayloadTable:
         sent.cpu_s += cpu_s
         sent.ranks_left -= 1
         if rank is child.ranks[0]:
-            sent.report = (segments, seconds, failures, stages)
+            sent.report = (segments, seconds, failures, stages, epoch_segments)
         else:
             sent.failures += failures
         if sent.ranks_left:
             return None
         del child.in_flight[message]
-        segments, seconds, failures, stages = sent.report
+        segments, seconds, failures, stages, epoch_segments = sent.report
         failed = [CallFailure(*failure) for failure in sent.failures or failures]
         if sent.failures:
             items = sum(stop - start for _, start, stop in sent.parts)
             segments, failed = [], fail_all_batches(failed, items, sent.batch_size)
-        return BatchesDone(child.number, message, segments, seconds, failed, sent.peak, stages, sent.cpu_s)
+            epoch_segments = None
+        measured = (seconds, failed, sent.peak, stages, sent.cpu_s)
+        return BatchesDone(child.number, message, segments, *measured, epoch_segments)
 
     def on_buffers_closed(self, rank: RankProcess, buffers: Iterable[int]) -> None:
         """A process released these buffers."""

@@ -69,7 +69,7 @@ class AgentPayloads:
 
     def run(self, op: Op) -> bool:
         """Run a message, or queue it until its input has arrived; False if some input is neither held nor expected."""
-        _, message, worker, *_, flags, _items, parts = op
+        _, message, worker, *_, flags, _items, _starts, parts = op
         if flags & OUTPUT_TO_DRIVER:
             self.output_to_driver.add(message)
         if any(key not in self._held and key not in self._expected for key, _, _ in parts):
@@ -139,6 +139,7 @@ class AgentPayloads:
             self._engine.submit(ready)
 
     def _command(self, op: Op) -> RunBatches:
-        _, message, worker, hosted, batch_size, cut, flags, items, parts = op
+        _, message, worker, hosted, batch_size, cut, flags, items, starts, parts = op
         held = [(self._held[key], start, stop) for key, start, stop in parts]
-        return RunBatches(message, worker, hosted, held, items, batch_size, cut, bool(flags & SPOOL_OUTPUT))
+        spool = bool(flags & SPOOL_OUTPUT)
+        return RunBatches(message, worker, hosted, held, items, batch_size, cut, spool, starts)

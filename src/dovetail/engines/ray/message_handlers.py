@@ -239,13 +239,15 @@ class MessageHandlers:
         peak: int,
         stages: Any,
         cpu_s: float,
+        epoch_segments: list[int] | None,
     ) -> None:
         received = [self._engine.payloads.receive(link, segment) for segment in segments]
         remote = self._worker(link, worker)
         if remote is None:
             return
         hinted = [self._with_hint(CallFailure(*failure)) for failure in failures]
-        done = remote.merge_done(link, BatchesDone(worker, message, received, seconds, hinted, peak, stages, cpu_s))
+        measured = (seconds, hinted, peak, stages, cpu_s)
+        done = remote.merge_done(link, BatchesDone(worker, message, received, *measured, epoch_segments))
         if done is not None:
             self._emit(done)
 

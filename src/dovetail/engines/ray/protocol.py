@@ -169,7 +169,7 @@ class EventEncoder:
             segments.append(encoded)
             size += SEGMENT_BYTES + data_bytes
         failures = [failure_as_tuple(failure) for failure in event.failures]
-        measured = (event.seconds, failures, event.peak_bytes, event.stages, event.cpu_s)
+        measured = (event.seconds, failures, event.peak_bytes, event.stages, event.cpu_s, event.epoch_segments)
         op = ("done", event.worker, event.message, segments, *measured)
         return [*before, SizedOp(op, size)]
 

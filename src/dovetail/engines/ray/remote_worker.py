@@ -96,6 +96,6 @@ class RemoteWorker:
         merged.peak_bytes = max(done.peak_bytes for _, done in sent.done)
         merged.cpu_s = sum(done.cpu_s for _, done in sent.done)
         if failures:
-            merged.segments = []
+            merged.segments, merged.epoch_segments = [], None
             merged.failures = fail_all_batches(failures, sent.items, sent.batch_size)
         return merged

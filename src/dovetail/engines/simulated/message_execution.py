@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, cast
 
 from dovetail.control.commands import RunBatches
 from dovetail.control.events import BatchesDone, BatchesReturned, Breadcrumb, CallFailure, LossCause
 from dovetail.control.payload import Segment
+from dovetail.engines.epoch_starts import EpochStarts
 from dovetail.engines.simulated.worker_model import CallRequest, RunningMessage
 from dovetail.engines.simulated.world import Gives, Hangs, Key, Kills, OutOfMemory, Raises, Slow
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dovetail.control.payload import SegmentSlice
+    from dovetail.engines.item_keys import CountChange
     from dovetail.engines.simulated.engine import EventQueue
     from dovetail.engines.simulated.worker_model import SimulatedObject, SimulatedWorker
     from dovetail.engines.simulated.world import ItemOutcome, World
@@ -30,7 +33,7 @@ def part_keys(parts: Iterable[SegmentSlice]) -> list[Key]:
 class TrackedMessage:
     """A message that a worker runs, call by call."""
 
-    __slots__ = ("_attempts", "_batch_size", "_call", "_end", "_hosting", "_keys", "failures", "index", "out")
+    __slots__ = ("_attempts", "_batch_size", "_call", "_end", "_hosting", "_keys", "changes", "failures", "index", "out")
 
     def __init__(self, command: RunBatches, hosting: SimulatedObject, attempts: Attempts) -> None:
         self._keys = part_keys(command.parts)
@@ -43,6 +46,8 @@ class TrackedMessage:
         self.index = 0
         self.out: list[Key] = []
         self.failures: list[CallFailure] = []
+        self.changes: list[CountChange] = []
+        """Calls whose results do not correspond one to one to their items."""
         self._call: list[Key] = []
         self._end: ItemOutcome | None = None
 
@@ -83,6 +88,9 @@ class TrackedMessage:
             error = self._end.text if isinstance(self._end, Raises) else "MemoryError: simulated"
             keys = tuple(self._keys[start:stop])
             self.failures.append(CallFailure(start, stop, error, out_of_memory=memory, keys=keys))
+        given = self._call if self._end is None else []
+        if given != self._keys[start:stop]:
+            self.changes.append((start, stop, len(given)))
         self.index = stop
 
     def _draw_outcome(self, key: Key, together: int) -> ItemOutcome:
@@ -230,30 +238,43 @@ class MessageExecutor:
         del worker.running[command.message]
         if tracked is not None:
             failures = tracked.failures
-            segments = self._cut_segments(running, len(tracked.out), tracked.out)
+            out, changes = len(tracked.out), tracked.changes
         else:
             failures = [] if behaviour.memory_items is None else _out_of_memory_failures(running)
             passed = command.items
             for failure in failures:
                 passed -= failure.stop - failure.start
-            segments = self._cut_segments(running, hosting.unit.output_count(passed), None)
-        self._agenda.out.append(
-            BatchesDone(worker.number, command.message, segments, running.seconds, failures, worker.peak_bytes)
-        )
+            out = hosting.unit.output_count(passed)
+            changes = [(0, command.items, out)] if out != command.items else []
+        segments, epoch_segments = self._cut_segments(running, out, None if tracked is None else tracked.out, changes)
+        done = BatchesDone(worker.number, command.message, segments, running.seconds, failures, worker.peak_bytes)
+        done.epoch_segments = epoch_segments
+        self._agenda.out.append(done)
         hosting.free += 1
         if hosting.waiting or worker.stopping:
             self.start_waiting(hosting)
 
-    def _cut_segments(self, running: RunningMessage, items: int, keys: list[Key] | None) -> list[Segment]:
+    def _cut_segments(
+        self, running: RunningMessage, items: int, keys: list[Key] | None, changes: list[CountChange]
+    ) -> tuple[list[Segment], list[int] | None]:
+        """The segments of the output, and how many belong to each epoch of the message."""
         command, each = running.command, running.hosting.unit.behaviour.bytes_out
         node = "" if command.spool else running.hosting.worker.nodes[0]
+        starts = EpochStarts(command.epoch_starts) if command.epoch_starts else None
+        edges = [0, items]
+        if starts is not None:
+            starts.apply(changes)
+            edges = [0, *starts.positions, items]
         segments = []
-        for start in range(0, items, command.segment_items):
-            n = min(command.segment_items, items - start)
-            self.segments += 1
-            ref = None if keys is None else keys[start : start + n]
-            segments.append(Segment(self.segments, n, n * each, node, ref))
-        return segments
+        begins = []
+        for begin, end in pairwise(edges):
+            for start in range(begin, end, command.segment_items):
+                n = min(command.segment_items, end - start)
+                self.segments += 1
+                ref = None if keys is None else keys[start : start + n]
+                segments.append(Segment(self.segments, n, n * each, node, ref))
+                begins.append(start)
+        return segments, None if starts is None else starts.segment_counts(begins)
 
     def _answer(self, asked: CallRequest) -> None:
         if not asked.live:

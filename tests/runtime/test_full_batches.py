@@ -1,0 +1,98 @@
+"""Full batches: a batch is filled across epochs, and only the end of the input leaves a partial one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from runtime.aids import CLUSTER
+from runtime.kills import Killed, make_rows
+from runtime.test_resume import as_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ray_aids import FakeCluster
+
+ROWS = 20_000
+CALLS: list[int] = []
+
+
+def one_of_ten(row: int) -> dict[str, int] | None:
+    return {"id": row} if row % 10 == 3 else None
+
+
+def batch_of_ten(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    CALLS.append(len(rows))
+    return rows
+
+
+def some_of_ten(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Returns another number of rows than it gets."""
+    CALLS.append(len(rows))
+    return [row for row in rows if row["id"] % 3]
+
+
+def assert_full_but_one(sizes: list[int], rows: int) -> None:
+    assert sum(sizes) == rows
+    assert sum(size < 10 for size in sizes) <= 1, f"partial batches: {[size for size in sizes if size < 10]}"
+
+
+def run_rows(rows: int, run: Any, **settings: Any) -> dt.RunHandle:
+    CALLS.clear()
+    stages = [dt.Stage("keep", dt.each(one_of_ten)), dt.Stage("batch", run, batch_size=10, fuse=False)]
+    return dt.run(dt.Pipeline(stages), range(rows), profiles=False, **{"cluster": CLUSTER, **settings})
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("rows", [ROWS, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("durable", [True, False])
+def test_only_the_end_of_the_input_leaves_a_partial_batch(tmp_path: Path, rows: int, durable: bool) -> None:
+    out = tmp_path / "out.jsonl"
+    run = run_rows(rows, batch_of_ten, **({"sink": str(out)} if durable else {}))
+    if durable:
+        run.wait()
+    found = [row["id"] for row in (as_rows(out) if durable else run)]
+    assert sorted(found) == list(range(3, rows, 10))
+    assert_full_but_one(CALLS, rows // 10)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_function_that_drops_items_gets_full_batches_without_a_sink(tmp_path: Path) -> None:
+    found = [row["id"] for row in run_rows(ROWS, some_of_ten)]
+    assert sorted(found) == [number for number in range(3, ROWS, 10) if number % 3]
+    assert_full_but_one(CALLS, ROWS // 10)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_epochs_of_a_batch_that_drops_items_are_committed_together(tmp_path: Path) -> None:
+    """Which of its results belong to which epoch is unknown, so now and then a partial batch separates epochs."""
+    out = tmp_path / "out.jsonl"
+    run_rows(ROWS, some_of_ten, sink=str(out)).wait()
+    assert sorted(row["id"] for row in as_rows(out)) == [number for number in range(3, ROWS, 10) if number % 3]
+    assert sum(size < 10 for size in CALLS) < 0.1 * len(CALLS)
+
+
+def kill_and_resume(folder: Path, rows: int, **place: Any) -> None:
+    make_rows(folder / "in.jsonl", rows)
+    given = {"source": str(folder / "in.jsonl"), "sink": str(folder / "out.jsonl"), "pipeline": "one of ten"}
+    killed = Killed(folder, {**given, "settings": {"ordered": False}, **place})
+    killed.committed()
+    sizes = folder / "sizes.log"
+    assert {*sizes.read_text().split()} == {"10"}
+    sizes.unlink()
+    killed.resume()
+    assert sorted(row["id"] for row in as_rows(folder / "out.jsonl")) == list(range(3, rows, 10))
+    after = [int(size) for size in sizes.read_text().split()]
+    assert after.count(10) >= len(after) - 1
+
+
+def test_after_a_kill_and_a_resume_only_the_end_leaves_a_partial_batch(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, 100_000)
+
+
+@pytest.mark.ray
+def test_batches_are_full_on_ray_also_after_a_kill(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, 100_000, engine=f"ray:{ray_cluster.address}")
