@@ -375,6 +375,26 @@ def test_a_stage_that_ended_long_ago_is_still_there_after_rotations(tmp_path: Pa
     assert RunHistory.load(tmp_path / "r").units["done"]["taken_total"] == 7
 
 
+def test_the_placement_of_a_live_worker_is_still_there_after_rotations(tmp_path: Path) -> None:
+    written = recorder(tmp_path / "r", lambda now: view(now, unit(taken_total=int(now))))
+    written._journal.rotate_bytes = 5000
+    for number in (1, 2):
+        written.on_step(float(number), [], [start(number)])
+        written.on_step(number + 0.5, [WorkerReady(number, 0.5)], [])
+    before = written.folder
+    written._journal.flush()
+    first_life = RunHistory.load(before.path).worker_lifetimes[1]
+    written.on_step(5.0, [WorkerStopped(2)], [])
+    for second in range(6, 100):
+        written.on_step(float(second), [], [])
+    written._close_files()
+    assert written._journal.rotations > 3
+    lives = RunHistory.load(tmp_path / "r").worker_lifetimes
+    assert lives == {1: first_life}, "workers that ended rotate away"
+    assert first_life.gpus
+    assert first_life.ready == 0.5
+
+
 def test_the_interval_doubles_with_what_was_written_and_a_large_view_waits_longer() -> None:
     pace = ViewInterval(level_bytes=1000)
     assert pace.next_due(0.5, 400) == 1.0

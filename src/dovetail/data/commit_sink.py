@@ -204,21 +204,26 @@ class CommitSink:
             self._pieces(deliver),
             sum(segment.items for out in deliver.outputs.values() for segment in out),
             spooled if lasting else {},
-            [[one.unit, self._key(one)] for one in deliver.failed_items],
+            self._failed_keys(deliver),
             mark,
             lasting,
             deliver.also,
         )
 
-    def _key(self, failed: FailedItem) -> list[int] | None:
-        if failed.key is not None:
-            return list(failed.key)
-        segment, start, _ = failed.part
-        try:
-            key = self._store.load(segment)[0][start]
-        except Exception:  # its payload cannot be read, for any reason
-            return None
-        return list(key) if isinstance(key, tuple) else [key]
+    def _failed_keys(self, deliver: Deliver) -> list[Any]:
+        """Unit and key of every failed item. Payloads are opened once for all their items."""
+        found: list[Any] = []
+        opened: dict[int, Any] = {}
+        for failed in deliver.failed_items:
+            key: Any = failed.key
+            if key is None:
+                segment, start, _ = failed.part
+                with suppress(Exception):  # its payload cannot be read, for any reason
+                    if segment.id not in opened:
+                        opened[segment.id] = self._store.load(segment)[0]
+                    key = opened[segment.id][start]
+            found.append([failed.unit, key if key is None else list(key) if isinstance(key, tuple) else [key]])
+        return found
 
     def _pieces(self, deliver: Deliver) -> dict[str, list[PartFileRange]]:
         """By sink; several leaves may share one."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, Problem
 from dovetail.observe.failed_items import read_failures
-from dovetail.observe.journal import read_json_lines
+from dovetail.observe.journal import read_lines_from
 from dovetail.observe.run_folder import RunFolder, number_field, read_json_object
 from dovetail.observe.run_header import run_status
 
@@ -105,16 +105,20 @@ class RunHistory:
     @classmethod
     def load(cls, path: str | Path) -> RunHistory:
         """Read whatever is readable; raises ConfigError only if this is not a run folder."""
+        return HistoryReader(path).read()
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunHistory:
+        """Only the header; raises ConfigError if this is not a run folder."""
         folder = RunFolder(Path(path))
         header = read_json_object(folder.header)
         if not header:
             message = "is not a run folder: no readable run.json"
             raise ConfigError(Problem("DT302", message, fixes=("dovetail ls lists all runs",), place=str(path)))
-        history = cls(folder, header)
-        seen: dict[str, Mapping[str, Any]] = {}
-        for line in (*read_json_lines(folder.rotated_events), *read_json_lines(folder.events)):
-            _apply_line(history, line, seen)
-        return history
+        return cls(folder, header)
+
+    def update_header(self, header: Mapping[str, Any]) -> None:
+        self.header = header
 
     @property
     def id(self) -> str:
@@ -192,6 +196,49 @@ class RunHistory:
         return [failure for failure in read_failures(self.folder.errors) if has_failed or not failure.ended_run]
 
 
+class HistoryReader:
+    """History of a run that is still being written: every `read` parses only the lines since the one before it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._history: RunHistory | None = None
+        self._seen: dict[str, Mapping[str, Any]] = {}
+        self._file_id = 0
+        self._offset = 0
+
+    def read(self) -> RunHistory:
+        """The same object each time, with everything that was written so far."""
+        if self._history is None:
+            self._history = RunHistory.open(self._path)
+            self._add_lines(self._history.folder.rotated_events, 0)
+        else:
+            self._history.update_header(read_json_object(self._history.folder.header) or self._history.header)
+        folder = self._history.folder
+        current = _file_id(folder.events)
+        if current != self._file_id:
+            if self._file_id and self._file_id == _file_id(folder.rotated_events):
+                self._add_lines(folder.rotated_events, self._offset)
+            self._file_id, self._offset = current, 0
+        self._offset = self._add_lines(folder.events, self._offset)
+        return self._history
+
+    def _add_lines(self, path: Path, offset: int) -> int:
+        """Add the complete lines after `offset`; returns where they end."""
+        assert self._history is not None
+        lines, end = read_lines_from(path, offset)
+        for line in lines:
+            _apply_line(self._history, line, self._seen)
+        return end
+
+
+def _file_id(path: Path) -> int:
+    """Changes when the file is replaced; 0: there is no such file."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
 def unit_point(unit: str, before: ViewRecord, after: ViewRecord) -> UnitPoint:
     old, new = before.units.get(unit, {}), after.units[unit]
     seconds = after.t - before.t
@@ -265,6 +312,8 @@ def _event_text(line: Mapping[str, Any]) -> str:
 
 def _apply_worker(history: RunHistory, t: float, line: Mapping[str, Any]) -> None:
     worker, did = line["w"], line.get("do")
+    at = line.get("at")
+    t = float(at) if isinstance(at, int | float) else t  # repeated after a rotation
     life = history.worker_lifetimes.get(worker)
     if life is None:
         life = history.worker_lifetimes[worker] = WorkerLifetime(

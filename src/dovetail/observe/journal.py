@@ -134,10 +134,17 @@ def terminate_last_line(path: Path) -> int:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects in a file of JSON lines; partial lines and other values are skipped."""
+    return read_lines_from(path, 0)[0]
+
+
+def read_lines_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """As `read_json_lines`, for the lines after `offset`; and the end of the last complete line."""
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            file.seek(offset)
+            text = file.read()
     except OSError:
-        return []
+        return [], offset
     found: list[dict[str, Any]] = []
     for line in text.split(b"\n"):
         try:
@@ -146,4 +153,4 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             continue
         if isinstance(data, dict):
             found.append(data)
-    return found
+    return found, offset + text.rfind(b"\n") + 1

@@ -152,6 +152,8 @@ class Recorder:
         self._pace = ViewInterval(most_s=float("inf") if about.virtual else MAX_VIEW_INTERVAL_S)
         self._last: dict[str, UnitView] = {}
         self._known_workers: dict[int, tuple[str, str, bool]] = {}
+        self._worker_starts: dict[int, dict[str, dict[str, Any]]] = {}
+        """Live worker with individual lines -> its lines `start` and `ready`, to be repeated after a rotation."""
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handlers_by_type = self._handlers()
         try:
@@ -275,6 +277,7 @@ class Recorder:
             # unchanged units are not written again, unless their last line could rotate away
             self._rotations = self._journal.rotations
             self._last.clear()
+            self._repeat_worker_starts(now)
         for unit in view.units:
             if self._last.get(unit.name) != unit:
                 self._last[unit.name] = unit
@@ -382,22 +385,39 @@ class Recorder:
         self._known_workers[start.worker] = unit, seat.node if seat else "", own
         nodes = [it.node for it in start.seats]
         apart: dict[str, Any] = {"nodes": nodes} if len(set(nodes)) > 1 else {}  # a gang: the node of each rank
-        self._write_worker_event(now, start.worker, "start", gpus=list(seat.gpus) if seat else [], **apart)
+        placed = {"gpus": list(seat.gpus) if seat else [], **apart}
+        self._write_worker_event(now, start.worker, "start", **placed)
+        if own:
+            self._worker_starts[start.worker] = {"start": {**placed, "at": self._run_seconds(now)}}
 
     def _on_worker_ready(self, now: float, event: e.WorkerReady) -> None:
         self._write_worker_event(now, event.worker, "ready", setup_s=event.setup_s)
+        if event.worker in self._worker_starts:
+            done = {"setup_s": event.setup_s, "at": self._run_seconds(now)}
+            self._worker_starts[event.worker]["ready"] = done
+
+    def _repeat_worker_starts(self, now: float) -> None:
+        """Write the placement of all live workers again, before their lines rotate away."""
+        for worker, lines in self._worker_starts.items():
+            unit, node, _ = self._known_workers[worker]
+            for did, data in lines.items():
+                self._journal.write(now, "worker", {"do": did, "w": worker, "unit": unit, "node": node, **data})
 
     def _on_stop_worker(self, now: float, command: c.StopWorker) -> None:
         self._write_worker_event(now, command.worker, "stop", drain=command.drain, why=command.reason)
 
     def _on_worker_stopped(self, now: float, event: e.WorkerStopped) -> None:
         self._write_worker_event(now, event.worker, "stopped")
-        self._known_workers.pop(event.worker, None)
+        self._forget_worker(event.worker)
 
     def _on_worker_lost(self, now: float, event: e.WorkerLost) -> None:
         why = f"{event.cause.value}: {event.detail}" if event.detail else event.cause.value
         self._write_worker_event(now, event.worker, "lost", always=True, why=why[:500], peak_bytes=event.peak_bytes)
-        self._known_workers.pop(event.worker, None)
+        self._forget_worker(event.worker)
+
+    def _forget_worker(self, worker: int) -> None:
+        self._known_workers.pop(worker, None)
+        self._worker_starts.pop(worker, None)
 
     def _write_worker_event(self, now: float, worker: int, did: str, *, always: bool = False, **data: Any) -> None:
         """Write an individual line, or increment the count that is written with the next view."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dovetail.control.commands import Deliver
     from dovetail.control.engine import Observer
     from dovetail.control.events import RunFailure
-    from dovetail.control.payload import SegmentSlice
+    from dovetail.control.payload import Segment, SegmentSlice
     from dovetail.data.interfaces import SourceAndSink
     from dovetail.observe.profiles import ProfileKey
     from dovetail.observe.progress import ProgressDisplay
@@ -180,7 +180,8 @@ class AdmittedRun:
         """
         plan = self.admission.plan
         controller = StreamController(units, plan, self.options, list(resume), self.admission.reserved)
-        recorder = self._recorder(engine, controller, sinks, durable=durable)
+        items = _ItemLoader(engine)
+        recorder = self._recorder(items, controller, sinks, durable=durable)
         observers: list[Observer] = [recorder]
         undo.callback(_close_observers, observers, engine)
         telemetry = DelayedTelemetry(engine, units, plan.cluster, recorder)
@@ -215,10 +216,11 @@ class AdmittedRun:
             telemetry,
             control_socket,
             display,
+            items,
         )
 
     def _recorder(
-        self, engine: RunEngine, controller: StreamController, sinks: Sequence[str], *, durable: bool
+        self, items: _ItemLoader, controller: StreamController, sinks: Sequence[str], *, durable: bool
     ) -> Recorder:
         plan = self.admission.plan
         return Recorder(
@@ -227,8 +229,8 @@ class AdmittedRun:
             self._shown_view(controller),
             controller.workers,
             plan=plan.to_json(),
-            item=partial(_load_item, engine),
-            key=partial(_load_key, engine),
+            item=items.load_item,
+            key=items.load_key,
             errors_bytes=MAX_FAILED_ITEM_BYTES if durable else failed_items.MAX_ERRORS_BYTES,
         )
 
@@ -277,6 +279,7 @@ class ActiveRun:
     telemetry: DelayedTelemetry
     control_socket: ControlSocket
     display: ProgressDisplay | None
+    items: _ItemLoader
 
     @property
     def plan(self) -> Plan:
@@ -296,10 +299,10 @@ class ActiveRun:
         return state.failure if state.run_state is RunState.FAILED else None
 
     def load_item(self, part: SegmentSlice) -> object:
-        return _load_item(self.engine, part)
+        return self.items.load_item(part)
 
     def load_key(self, part: SegmentSlice) -> tuple[int, ...]:
-        return _load_key(self.engine, part)
+        return self.items.load_key(part)
 
     def announce_drain(self, signal_name: str) -> str:
         """Show that the run is being drained, and how long that takes. Returns the text to print, or nothing if the
@@ -351,17 +354,27 @@ class ActiveRun:
             )
 
 
-def _load_item(engine: RunEngine, part: SegmentSlice) -> object:
-    """One item; a row that cannot be parsed is returned as it is in the source."""
-    segment, start, _ = part
-    item = engine.load(segment)[1][start]
-    return item.raw if type(item) is BadRow else item
+class _ItemLoader:
+    """Loads single items and keys. Failed items are often neighbours, so the last payload is kept open."""
 
+    def __init__(self, engine: RunEngine) -> None:
+        self._engine = engine
+        self._last: tuple[Segment, tuple[Any, list[Any]]] | None = None
 
-def _load_key(engine: RunEngine, part: SegmentSlice) -> tuple[int, ...]:
-    segment, start, _ = part
-    key = engine.load(segment)[0][start]
-    return key if isinstance(key, tuple) else (key,)
+    def _load(self, segment: Segment) -> tuple[Any, list[Any]]:
+        last = self._last
+        if last is None or last[0] is not segment:
+            last = self._last = segment, self._engine.load(segment)
+        return last[1]
+
+    def load_item(self, part: SegmentSlice) -> object:
+        """One item; a row that cannot be parsed is returned as it is in the source."""
+        item = self._load(part[0])[1][part[1]]
+        return item.raw if type(item) is BadRow else item
+
+    def load_key(self, part: SegmentSlice) -> tuple[int, ...]:
+        key = self._load(part[0])[0][part[1]]
+        return key if isinstance(key, tuple) else (key,)
 
 
 def _on_control_command(engine: RunEngine, command: str, reason: str) -> None:

@@ -17,6 +17,8 @@ from dovetail.control.events import CancelRun, Drain, FailureCause
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.iterator_sink import SIGNAL_CHECK_S
 from dovetail.errors import Change, ConfigError, DovetailError, EngineError, Fix, Problem, RunError, Subject
+from dovetail.observe.run_folder import read_json_object
+from dovetail.observe.run_header import run_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.events import RunFailure
     from dovetail.data.iterator_sink import IteratorSink
+    from dovetail.observe.history import HistoryReader
     from dovetail.observe.summary import RunSummary
     from dovetail.runtime.assembly import ActiveRun
 
@@ -48,6 +51,8 @@ class RunHandle:
         self._active = active
         self._engine = active.engine
         self._over = Event()
+        self._history: HistoryReader | None = None
+        self._history_lock = Lock()
         self._crash: BaseException | None = None
         self._end_lock = Lock()
         self._at_end: list[Callable[[Any], object]] | None = []
@@ -111,10 +116,12 @@ class RunHandle:
         """Statistics so far; `print(run.stats)` shows them as a table."""
         if not self.done:
             self._active.refresh_status()
-        from dovetail.observe.history import RunHistory  # late: not needed to start a run
+        from dovetail.observe.history import HistoryReader  # late: not needed to start a run
         from dovetail.observe.summary import summarize_run
 
-        return summarize_run(RunHistory.load(self.folder))
+        with self._history_lock:
+            self._history = self._history or HistoryReader(self.folder)
+            return summarize_run(self._history.read())
 
     def cancel(self, reason: str = "asked") -> None:
         raise NotImplementedError
@@ -227,7 +234,7 @@ class Run(RunHandle):
     @property
     def status(self) -> str:
         """running, finished, drained, failed, cancelled."""
-        return self.stats.status
+        return run_status(read_json_object(self._active.folder.header), time.time())
 
     @property
     def errors(self) -> list[ItemError]:

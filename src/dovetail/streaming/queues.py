@@ -65,7 +65,17 @@ class EpochQueue:
 class UnitQueue:
     """Items that wait for one unit. `ready` contains the epochs from which a message can be taken now."""
 
-    __slots__ = ("batch_size", "by_epoch", "bytes", "fills_batches", "in_order", "input_ended", "items", "ready", "tails")
+    __slots__ = (
+        "batch_size",
+        "by_epoch",
+        "bytes",
+        "fills_batches",
+        "in_order",
+        "input_ended",
+        "items",
+        "ready",
+        "tails",
+    )
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size

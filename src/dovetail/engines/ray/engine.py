@@ -318,7 +318,8 @@ class RayEngine:
             if command.spool and not (link.hello is not None and link.hello.sees_run_folder):
                 flags = flags & ~SPOOL_OUTPUT | OUTPUT_TO_DRIVER  # the driver cannot read its disk
             op = ("run", command.message, worker.number, command.hosted, command.batch_size, command.segment_items)
-            link.send((*op, flags, command.items, command.epoch_starts, parts), MESSAGE_OVERHEAD_BYTES + 20 * len(parts))
+            size = MESSAGE_OVERHEAD_BYTES + 20 * len(parts)
+            link.send((*op, flags, command.items, command.epoch_starts, parts), size)
 
     def _cancel(self, command: Cancel) -> None:
         worker = self.workers.get(command.worker)

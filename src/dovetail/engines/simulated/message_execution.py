@@ -33,7 +33,18 @@ def part_keys(parts: Iterable[SegmentSlice]) -> list[Key]:
 class TrackedMessage:
     """A message that a worker runs, call by call."""
 
-    __slots__ = ("_attempts", "_batch_size", "_call", "_end", "_hosting", "_keys", "changes", "failures", "index", "out")
+    __slots__ = (
+        "_attempts",
+        "_batch_size",
+        "_call",
+        "_end",
+        "_hosting",
+        "_keys",
+        "changes",
+        "failures",
+        "index",
+        "out",
+    )
 
     def __init__(self, command: RunBatches, hosting: SimulatedObject, attempts: Attempts) -> None:
         self._keys = part_keys(command.parts)
