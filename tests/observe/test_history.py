@@ -17,6 +17,7 @@ from dovetail.errors import ConfigError
 from dovetail.machine.processes import process_start_time
 from dovetail.observe import history as history_module
 from dovetail.observe.history import HistoryReader, RunHistory
+from dovetail.observe.journal import read_lines_from
 from dovetail.observe.run_header import run_status
 from dovetail.observe.summary import steady_rate, summarize_run
 from dovetail.observe.summary_text import summary_lines
@@ -307,7 +308,7 @@ def test_too_few_views_give_no_steady_rate() -> None:
 def test_a_reader_parses_only_what_was_written_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also across rotations, and it finds the same as a new reader as long as nothing has rotated away."""
     parsed: list[int] = []
-    real = history_module.read_lines_from
+    real = read_lines_from
 
     def counted(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
         found = real(path, offset)
@@ -318,15 +319,16 @@ def test_a_reader_parses_only_what_was_written_since(tmp_path: Path, monkeypatch
     written = recorder(tmp_path / "r", lambda now: view(now, unit(taken_total=int(now))))
     written._journal.rotate_bytes = 20_000
     reader = HistoryReader(tmp_path / "r")
+    found = reader.read()
     for second in range(100):
         written.on_step(float(second), [], [])
         written._journal.flush()
-        found = reader.read()
+        assert reader.read() is found
         if written._journal.rotations < 2:
             again = RunHistory.load(tmp_path / "r")
             assert (found.ticks, found.units) == (again.ticks, again.units)
     assert written._journal.rotations >= 2
     assert [tick.t for tick in found.ticks] == [float(second) for second in range(100)]
     before = sum(parsed)
-    assert reader.read() is found
+    reader.read()
     assert sum(parsed) == before

@@ -40,7 +40,7 @@ def assert_full_but_one(sizes: list[int], rows: int) -> None:
     assert sum(size < 10 for size in sizes) <= 1, f"partial batches: {[size for size in sizes if size < 10]}"
 
 
-def run_rows(rows: int, run: Any, **settings: Any) -> dt.RunHandle:
+def run_rows(rows: int, run: Any, **settings: Any) -> Any:
     CALLS.clear()
     stages = [dt.Stage("keep", dt.each(one_of_ten)), dt.Stage("batch", run, batch_size=10, fuse=False)]
     return dt.run(dt.Pipeline(stages), range(rows), profiles=False, **{"cluster": CLUSTER, **settings})

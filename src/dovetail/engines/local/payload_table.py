@@ -183,8 +183,8 @@ class PayloadTable:
         for rank in child.ranks:
             mine = flags | (FLAG_NO_OUTPUT if rank.rank else 0)
             how = (command.batch_size, command.segment_items, mine)
-            numbers = (sent.prefetch_number, command.epoch_starts)
-            head = ("run", command.message, command.hosted, *how, payloads, parts, *numbers)
+            last = (sent.prefetch_number, command.epoch_starts)
+            head = ("run", command.message, command.hosted, *how, payloads, parts, *last)
             rank.channel.put(head, body, fds)
 
     def _flags(self) -> int:
