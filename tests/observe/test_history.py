@@ -329,6 +329,7 @@ def test_a_reader_parses_only_what_was_written_since(tmp_path: Path, monkeypatch
             assert (found.ticks, found.units) == (again.ticks, again.units)
     assert written._journal.rotations >= 2
     assert [tick.t for tick in found.ticks] == [float(second) for second in range(100)]
+    written._close_files()
     before = sum(parsed)
     reader.read()
     assert sum(parsed) == before

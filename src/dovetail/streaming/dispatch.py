@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dovetail.streaming.worker_pool import Suspect, Worker
 
 UNLIMITED_ITEMS = 1 << 40
+MAX_OUTPUT_SEGMENT_ITEMS = 1 << 16
+"""Items per segment of results that leave the run, which the driver loads as a whole."""
 SPOOL_SEGMENT_ITEMS = 256
 """Items per segment of a spool: the epochs of a later wave consist of whole segments, and a barrier returns all at
 once."""
@@ -163,7 +165,7 @@ def _send_message(
             one.mark_mixed(unit.index)
     unit.send(worker, message)
     epoch.mark_begun(unit.index)
-    limit = UNLIMITED_ITEMS
+    limit = MAX_OUTPUT_SEGMENT_ITEMS
     spool = bool(unit.later_consumers)
     for child in unit.children:
         limit = min(limit, child.message_items)
