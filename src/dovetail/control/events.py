@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 VERDICT_RETRY, VERDICT_SKIP, VERDICT_FATAL = "retry", "skip", "fatal"
 JOINED = -1
-"""In `BatchesDone.epoch_segments`: the results of this epoch cannot be told from those of the epoch before it."""
+"""In `BatchesDone.epoch_segments`: the results of this epoch cannot be separated from those of the one before it."""
 
 
 class LossCause(Enum):

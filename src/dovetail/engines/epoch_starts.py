@@ -1,7 +1,7 @@
 """Epochs in a message: where each further epoch begins, among the items and, after every stage, among the results.
 
 A call that returns as many items as it gets is taken to return one result per item, in their order. If it returns
-another number, or an object that it got from the other epoch, the results of the two epochs cannot be told apart.
+another number, or an object that it got from the other epoch, the results of the two epochs cannot be separated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EpochStarts:
     def __init__(self, positions: Sequence[int]) -> None:
         self.positions = list(positions)
         self.joined = [False] * len(self.positions)
-        """Per position: a call with items of both sides returned results that cannot be told apart."""
+        """Per position: a call with items of both sides returned results that cannot be separated."""
 
     def apply_call(self, changes: Sequence[CountChange], items: Sequence[Any], results: Sequence[Any]) -> None:
         """Move the positions from the input of a stage to its output, and look for items that changed sides."""

@@ -311,11 +311,9 @@ class EpochTracker:
         if not state.wave:
             state.count_finished(sum(one.last - one.first for one in (epoch, *joined)))
         self.add_to_spool(epoch.spooled)
-        deliver = Deliver(
-            state.wave, epoch.id, epoch.first, epoch.last, epoch.outputs, epoch.spooled, epoch.failed_items
-        )
-        deliver.also = [(one.first, one.last) for one in joined]
-        state.emit(deliver)
+        also = [(one.first, one.last) for one in joined]
+        results = (epoch.outputs, epoch.spooled, epoch.failed_items)
+        state.emit(Deliver(state.wave, epoch.id, epoch.first, epoch.last, *results, also))
 
     def finish_units(self) -> None:
         """After the end of the input: mark units that have received everything, and units that are finished."""
