@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MAX_SERVERS_LOST = 10
 """Fork servers that may be killed from outside without a charge for the items of their workers; beyond it a call or a
-setup may be what kills them, and the run must not repeat it for ever."""
+setup may be what kills them, and the run must not repeat it without limit."""
 
 
 MEMORY_CHECK_S = 0.25
