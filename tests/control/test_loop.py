@@ -61,6 +61,9 @@ class Clockwork:
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         raise NotImplementedError
 
+    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        raise NotImplementedError
+
     def now(self) -> float:
         return self.time
 

@@ -477,6 +477,14 @@ class ProcessContract(EngineContract):
         scene.stopped(1)
         assert scene.result(scene.engine.call(2, "book", "note", "from the test")) == 2
 
+    def test_every_rank_of_a_gang_can_be_called(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+        scene.ready(1, "book", ranks=2)
+        calls = [scene.engine.call_rank(1, rank, "book", "variable", "RANK") for rank in (0, 1)]
+        assert [scene.result(call) for call in calls] == ["0", "1"]
+        assert scene.result(scene.engine.call(1, "book", "variable", "RANK")) == "0"
+        assert isinstance(scene.error(scene.engine.call_rank(1, 2, "book", "variable", "RANK")), LookupError)
+
     @pytest.mark.parametrize("slots", [1, 2])
     def test_async_methods_are_awaited_whatever_the_other_methods_are(self, scene_of: SceneOf, slots: int) -> None:
         scene = scene_of(book=Notebook)

@@ -126,12 +126,12 @@ class Scene:
     def submit(self, *commands: EngineCommand) -> None:
         self.engine.submit(commands)
 
-    def start(self, worker: int, *names: str, slots: int = 1) -> None:
+    def start(self, worker: int, *names: str, slots: int = 1, ranks: int = 1) -> None:
         hosted = tuple(self.rig.hosted(name, slots) for name in names)
-        self.submit(StartWorker(worker, (Seat(NODE, 100),), hosted))
+        self.submit(StartWorker(worker, (Seat(NODE, 100),) * ranks, hosted))
 
-    def ready(self, worker: int, *names: str, slots: int = 1) -> None:
-        self.start(worker, *names, slots=slots)
+    def ready(self, worker: int, *names: str, slots: int = 1, ranks: int = 1) -> None:
+        self.start(worker, *names, slots=slots, ranks=ranks)
         self.until(lambda: any(event.worker == worker for event in self.all(WorkerReady)), f"worker {worker} is ready")
 
     def message(

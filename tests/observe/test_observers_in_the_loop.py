@@ -55,6 +55,8 @@ class Told:
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Any: ...
 
+    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Any: ...
+
 
 def test_a_whole_run_is_recorded_shown_and_replayed(tmp_path: Path) -> None:
     told, screen, clock = Told(), Screen(False), Clock()

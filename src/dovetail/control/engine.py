@@ -48,6 +48,10 @@ class Engine(Protocol):
         """
         ...
 
+    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        """Like `call`, on one rank of a gang; `call` is for rank 0."""
+        ...
+
     def now(self) -> float:
         """Seconds of the engine's clock, which may be virtual."""
         ...

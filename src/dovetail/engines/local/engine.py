@@ -195,16 +195,21 @@ class LocalEngine:
         self._wakeup.wake()
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        return self.call_rank(worker, 0, hosted, method, *args, **named)
+
+    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         from concurrent.futures import Future  # late: most runs make no calls
 
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        self._send_call(worker, hosted, method, pickle_value((args, named)), future)
+        self._send_call(worker, rank, hosted, method, pickle_value((args, named)), future)
         return future
 
-    def _send_call(self, worker: int, hosted: str, method: str, body: Chunk, future: Future[Any] | RawAnswer) -> None:
+    def _send_call(
+        self, worker: int, rank: int, hosted: str, method: str, body: Chunk, future: Future[Any] | RawAnswer
+    ) -> None:
         with self._lock:
-            self._calls.call_from_driver(worker, hosted, method, body, future)
+            self._calls.call_from_driver(worker, rank, hosted, method, body, future)
             if get_ident() == self._wakeup.polling_thread and not self._closed:
                 self._flush()  # the polling thread does not wake itself
         self._wakeup.wake()
@@ -282,10 +287,12 @@ class LocalEngine:
             self._kill(child)
             self._flush()
 
-    def call_pickled(self, worker: int, hosted: str, method: str, body: bytes) -> Future[tuple[bool, bytes]]:
+    def call_pickled(
+        self, worker: int, hosted: str, method: str, body: bytes, rank: int = 0
+    ) -> Future[tuple[bool, bytes]]:
         """Like `call`, with pickled arguments; resolves to (False, pickled error) if there is no such worker."""
         waits = RawAnswer()
-        self._send_call(worker, hosted, method, body, waits)
+        self._send_call(worker, rank, hosted, method, body, waits)
         return waits.future
 
     def answer_foreign_call(self, token: int, number: int, fine: bool, body: bytes) -> None:

@@ -45,15 +45,16 @@ class CallRouter:
         self._send = send
 
     def call_from_driver(
-        self, worker: int, hosted: str, method: str, body: Chunk, future: Future[Any] | RawAnswer
+        self, worker: int, rank: int, hosted: str, method: str, body: Chunk, future: Future[Any] | RawAnswer
     ) -> None:
         """Send a call from this process."""
         try:
             child = self._find_worker(worker, hosted)
+            called = _find_rank(child, rank)
         except (WorkerLostError, LookupError) as error:
             future.set_exception(error)
             return
-        self._forward(child, hosted, method, body, future)
+        self._forward(called, hosted, method, body, future)
 
     def relay_call(self, rank: RankProcess, frame: Frame, *, elsewhere: bool = False) -> bool:
         """Forward a call from worker to worker, without opening it. `elsewhere`: workers exist on other nodes; returns
@@ -66,7 +67,7 @@ class CallRouter:
         except (WorkerLostError, LookupError) as error:
             self._send(rank, ("answer", its_number, False), [pickle.dumps(error)])
             return True
-        self._forward(child, hosted, method, bytes(frame.body), (rank, its_number))
+        self._forward(child.ranks[0], hosted, method, bytes(frame.body), (rank, its_number))
         return True
 
     def _is_local(self, worker: int) -> bool:
@@ -84,10 +85,10 @@ class CallRouter:
             raise LookupError(f"worker {worker} hosts no {hosted!r}")
         return child
 
-    def _forward(self, child: LocalWorker, hosted: str, method: str, body: Chunk, waits: Waiter) -> None:
+    def _forward(self, rank: RankProcess, hosted: str, method: str, body: Chunk, waits: Waiter) -> None:
         number = next(self._numbers)
-        child.calls[number] = waits
-        self._send(child.ranks[0], ("call", number, hosted, method), [body])
+        rank.child.calls[number] = waits
+        self._send(rank, ("call", number, hosted, method), [body])
 
     def on_answer(self, child: LocalWorker, frame: Frame) -> Future[Any] | RawAnswer | None:
         """Forward the answer to a worker; or return its receiver in this process (see `resolve_future`; do not hold the
@@ -109,6 +110,13 @@ class CallRouter:
             if isinstance(waits, tuple) and not waits[0].has_exited:
                 self._send(waits[0], ("answer", waits[1], False), [gone])
         return [waits for waits in calls.values() if not isinstance(waits, tuple)]
+
+
+def _find_rank(child: LocalWorker, rank: int) -> RankProcess:
+    for process in child.ranks:
+        if process.rank == rank:
+            return process
+    raise LookupError(f"worker {child.number} has no rank {rank}")
 
 
 def resolve_future(future: Future[Any] | RawAnswer, fine: bool, body: Chunk) -> None:

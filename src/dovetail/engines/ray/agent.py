@@ -331,7 +331,7 @@ class AgentSession:
 
     # --- calls
 
-    def _on_call(self, number: int, worker: int, hosted: str, method: str, body: bytes) -> None:
+    def _on_call(self, number: int, worker: int, hosted: str, method: str, body: bytes, rank: int) -> None:
         """A call of the driver on a worker."""
 
         def answered(future: Any) -> None:
@@ -339,7 +339,7 @@ class AgentSession:
             fine, found = future.result() if error is None else (False, pickle.dumps(error))
             self._outbox.put([SizedOp(("answer", number, fine, found), MESSAGE_OVERHEAD_BYTES + len(found))])
 
-        self._engine.call_pickled(worker, hosted, method, body).add_done_callback(answered)
+        self._engine.call_pickled(worker, hosted, method, body, rank).add_done_callback(answered)
 
 
 def worker_home(setup: AgentSetup) -> DriverContext:

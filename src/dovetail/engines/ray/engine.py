@@ -150,6 +150,9 @@ class RayEngine:
         self._inbox.put(None)
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        return self.call_rank(worker, 0, hosted, method, *args, **named)
+
+    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         from concurrent.futures import Future  # late: few runs make calls
 
         future: Future[Any] = Future()
@@ -160,11 +163,14 @@ class RayEngine:
             if remote is None:
                 future.set_exception(WorkerLostError(f"worker {worker} is gone"))
                 return future
-            call = PendingCall(next(self._numbers), hosted, method, body)
+            if not 0 <= rank < len(remote.command.seats):
+                future.set_exception(LookupError(f"worker {worker} has no rank {rank}"))
+                return future
+            call = PendingCall(next(self._numbers), rank, hosted, method, body)
             self._calls[call.number] = worker, future
             if remote.ranks_by_agent:
                 self._send_call(remote, call)
-                remote.lead.flush()
+                remote.agent_of(rank).flush()
             elif any(isinstance(command, StopWorker) for command in remote.pending_commands):
                 del self._calls[call.number]
                 future.set_exception(WorkerLostError(f"worker {worker} is stopping"))
@@ -173,8 +179,8 @@ class RayEngine:
         return future
 
     def _send_call(self, worker: RemoteWorker, call: PendingCall) -> None:
-        op = ("call", call.number, worker.number, call.hosted, call.method, call.body)
-        worker.lead.send(op, MESSAGE_OVERHEAD_BYTES + len(call.body))
+        op = ("call", call.number, worker.number, call.hosted, call.method, call.body, call.rank)
+        worker.agent_of(call.rank).send(op, MESSAGE_OVERHEAD_BYTES + len(call.body))
 
     def now(self) -> float:
         return time.monotonic()

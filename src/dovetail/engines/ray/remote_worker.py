@@ -20,6 +20,7 @@ class PendingCall(NamedTuple):
     """A call of the driver to a worker that is not started yet."""
 
     number: int
+    rank: int
     hosted: str
     method: str
     body: bytes
@@ -72,7 +73,10 @@ class RemoteWorker:
     @property
     def lead(self) -> AgentLink:
         """The agent of rank 0."""
-        return next(link for link, ranks in self.ranks_by_agent.items() if 0 in ranks)
+        return self.agent_of(0)
+
+    def agent_of(self, rank: int) -> AgentLink:
+        return next(link for link, ranks in self.ranks_by_agent.items() if rank in ranks)
 
     def ranks_on(self, node: str) -> tuple[int, ...]:
         return tuple(rank for rank, seat in enumerate(self.command.seats) if seat.node == node)

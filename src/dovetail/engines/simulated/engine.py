@@ -141,6 +141,10 @@ class SimulatedEngine:
             self._take_posted()
         return future
 
+    def call_rank(self, worker: int, _rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        """All ranks of a simulated gang are one object."""
+        return self.call(worker, hosted, method, *args, **named)
+
     def now(self) -> float:
         return self._queue.now
 
