@@ -180,6 +180,36 @@ def test_slow_calls_across_nodes_do_not_delay_others(bench: Bench) -> None:
     assert bench.result(bench.engine.call(310, "it", "many_wait", 311, 312, 40)) == ["312:quick"] + ["311:waited"] * 40
 
 
+class Numbered:
+    """Calls the same method of another worker many times, without waiting, with small and large arguments."""
+
+    def setup(self, worker: Any) -> None:
+        self._worker = worker
+        self._received: list[int] = []
+
+    def receive(self, number: int, data: bytes) -> None:
+        self._received.append(number)
+
+    def received(self) -> list[int]:
+        return self._received
+
+    def send(self, worker: int, count: int) -> list[int]:
+        sizes = [500_000 if number % 3 == 0 else 10 for number in range(count)]
+        calls = [self._worker.call(worker, "it", "receive", number, bytes(size)) for number, size in enumerate(sizes)]
+        for call in calls:
+            call.result(PATIENCE_S)
+        found: list[int] = self._worker.call(worker, "it", "received").result(PATIENCE_S)
+        return found
+
+
+def test_calls_across_nodes_arrive_in_the_order_made_also_at_a_worker_that_is_starting(bench: Bench) -> None:
+    bench.ready(330, Numbered, "a")
+    bench.start(331, Numbered, "d")
+    assert bench.result(bench.engine.call(330, "it", "send", 331, 60)) == list(range(60))
+    bench.engine.submit([StopWorker(330), StopWorker(331)])
+    bench.heard(WorkerStopped, 331)
+
+
 def test_a_call_across_nodes_raises_worker_lost_error_when_its_worker_dies(bench: Bench) -> None:
     bench.start(321, Chats, "a")
     bench.start(322, Chats, "d")
