@@ -375,6 +375,18 @@ def test_a_stage_that_ended_long_ago_is_still_there_after_rotations(tmp_path: Pa
     assert RunHistory.load(tmp_path / "r").units["done"]["taken_total"] == 7
 
 
+def test_the_clock_of_a_resumed_run_begins_after_the_last_line_of_the_journal(tmp_path: Path) -> None:
+    """The driver was killed after the journal was flushed and before the header was written again."""
+    killed = recorder(tmp_path / "r", lambda now: view(now, unit(taken_total=1)))
+    killed.on_step(100.0, [], [])
+    killed.on_step(150.0, [], [])
+    killed._close_files()
+    resumed = recorder(tmp_path / "r", lambda now: view(now, unit(taken_total=7)))
+    resumed.on_step(7.0, [], [])
+    resumed.close(8.0)
+    assert RunHistory.load(tmp_path / "r").units["a"]["taken_total"] == 7
+
+
 def test_the_placement_of_a_live_worker_is_still_there_after_rotations(tmp_path: Path) -> None:
     written = recorder(tmp_path / "r", lambda now: view(now, unit(taken_total=int(now))))
     written._journal.rotate_bytes = 5000

@@ -132,6 +132,20 @@ def terminate_last_line(path: Path) -> int:
         return 0
 
 
+TAIL_BYTES = 1 << 16
+
+
+def last_line_time(path: Path) -> float:
+    """Time of the last complete line, in seconds of the run; 0 if there is none."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return 0.0
+    lines, _ = read_lines_from(path, max(0, size - TAIL_BYTES))
+    times = [line["t"] for line in lines if isinstance(line.get("t"), int | float)]
+    return float(times[-1]) if times else 0.0
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects in a file of JSON lines; partial lines and other values are skipped."""
     return read_lines_from(path, 0)[0]

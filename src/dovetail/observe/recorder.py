@@ -17,7 +17,7 @@ from dovetail.control import commands as c
 from dovetail.control import events as e
 from dovetail.control.lifecycle import FINAL_RUN_STATES
 from dovetail.observe.failed_items import MAX_ERRORS_BYTES, FailedItemLog
-from dovetail.observe.journal import Journal, ViewInterval
+from dovetail.observe.journal import Journal, ViewInterval, last_line_time
 from dovetail.observe.run_folder import (
     cannot_write_error,
     number_field,
@@ -323,7 +323,9 @@ class Recorder:
     def _first_header(self, about: RunDescription, started: float) -> dict[str, Any]:
         before = read_json_object(self.folder.header)
         progress, earlier = before.get("progress"), before.get("resumed")
-        self._seconds_before = number_field(progress, "seconds") if isinstance(progress, dict) else 0.0
+        recorded_s = number_field(progress, "seconds") if isinstance(progress, dict) else 0.0
+        # views are flushed more often than the header: a resumed run must not begin before the last of them
+        self._seconds_before = max(recorded_s, last_line_time(self.folder.events)) if before else 0.0
         resumed = list(earlier) if isinstance(earlier, list) else []
         if before and UNSTARTED_KEY not in before:
             resumed.append(before.get("started"))
