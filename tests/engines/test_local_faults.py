@@ -67,6 +67,28 @@ class Once:
         return items
 
 
+class Sticky:
+    """Raises from a certain item on until its worker is replaced."""
+
+    def __init__(self, bad: int, folder: Path) -> None:
+        self._bad, self._folder, self._broken = bad, folder, False
+
+    def setup(self) -> None:
+        self._count("setups")
+
+    def _count(self, what: str) -> None:
+        with (self._folder / what).open("a") as counts:
+            counts.write("1")
+
+    def __call__(self, items: list[int]) -> list[int]:
+        if self._bad in items:
+            self._count("calls")
+            self._broken = True
+        if self._broken:
+            raise RuntimeError("nothing works any more")
+        return items
+
+
 class Always:
     """Executes the action every time it gets one of these items."""
 
@@ -626,3 +648,14 @@ def test_a_stage_that_cannot_be_pickled_is_an_error_with_its_name_and_the_reason
 
     with pytest.raises(dt.ConfigError, match=r"'locked'.*cannot be sent to a worker"):
         list(run_of(dt.Stage("locked", holds_a_lock), source=range(3)))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_an_item_that_breaks_its_worker_for_good_costs_no_other_item(tmp_path: Path, workers: int) -> None:
+    stage = dt.Stage("sticky", Sticky(150, tmp_path), dt.Resources(cpus=0.25), workers=workers, on_error="skip")
+    run = run_of(stage, source=range(400))
+    out = list(run)
+    assert sorted(out) == [item for item in range(400) if item != 150]
+    assert [failed.error for failed in run.errors] == ["RuntimeError: nothing works any more"]
+    assert len((tmp_path / "calls").read_text()) <= 3
+    assert len((tmp_path / "setups").read_text()) <= workers + 2

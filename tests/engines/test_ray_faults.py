@@ -24,6 +24,7 @@ from engines.test_local_faults import (
     slowly,
     test_a_call_that_exceeds_its_timeout_is_recorded_and_others_succeed,
     test_a_setup_that_raises_fails_the_run_with_its_message,
+    test_an_item_that_breaks_its_worker_for_good_costs_no_other_item,
     test_an_item_that_segfaults_is_recorded_and_all_others_are_delivered,
     test_random_kills_lose_and_duplicate_no_item,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "on_ray",
     "test_a_call_that_exceeds_its_timeout_is_recorded_and_others_succeed",
     "test_a_setup_that_raises_fails_the_run_with_its_message",
+    "test_an_item_that_breaks_its_worker_for_good_costs_no_other_item",
     "test_an_item_that_segfaults_is_recorded_and_all_others_are_delivered",
     "test_random_kills_lose_and_duplicate_no_item",
 ]

@@ -88,6 +88,8 @@ class Case:
         """Number of items that this item finally becomes; None: it fails."""
         item = self.world.behaviours[unit].item
         assert item is not None
+        if key in self.world.behaviours[unit].poison:
+            return None
         last: ItemOutcome = Gives(1)
         for attempt in range(1, 6):
             last = item(key, attempt)
@@ -260,6 +262,7 @@ def _behaviour(random: Random, unit: str, has_timeout: bool, failures: bool) -> 
         memory_items=random.choice((None, None, 3)) if failures else None,
         oom=random.choice(("death", "raise")),
         bytes_out=random.choice((0, 100)),
+        poison=frozenset((random.randrange(200),) for _ in range(random.choice((0, 0, 1, 3)))) if failures else frozenset(),
         item=item,
     )
 

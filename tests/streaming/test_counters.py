@@ -28,14 +28,15 @@ def assert_counters_agree(stream: StreamController) -> None:
         assert unit.incoming_messages == len(report_workers_lost_with)
         assert unit.incoming_bytes == sum(message.expected_bytes for message in report_workers_lost_with)
         ready = [worker for worker in unit.workers.values() if worker.state is WorkerState.READY]
-        can = [worker for worker in ready if not worker.exclusive and len(worker.messages) < unit.pool.max_messages]
+        free = [worker for worker in ready if not (worker.exclusive or worker.paused)]
+        can = [worker for worker in free if len(worker.messages) < unit.pool.max_messages]
         assert unit.pool.free_count == len(can)
         assert unit.quarantine_worker is None or unit.quarantine_worker.exclusive
         there: Counter[int] = Counter({number: q.items for number, q in unit.queue.by_epoch.items()})
         for message in messages:
             for _, part in message.by_epoch():
                 there[part.epoch.id] += 0 if part.epoch.discarded else part.items
-        for suspect in unit.suspects:
+        for suspect in unit.waiting_suspects():
             there[suspect.epoch.id] += suspect.items
         for epoch in state.epochs.values():
             there[epoch.id] += sum(segment.items for _, segment in epoch.unsorted.get(unit.index, ()))
@@ -46,7 +47,7 @@ def assert_counters_agree(stream: StreamController) -> None:
     for unit in state.all_units:
         if unit.spec.wave < state.wave:
             assert not unit.queue.items
-            assert not unit.suspects
+            assert not list(unit.waiting_suspects())
     assert_no_idle_worker(stream)
 
 
@@ -61,4 +62,5 @@ def test_counters_agree_with_queues_and_messages_after_every_step(seed: int) -> 
         raise dropped[0][1]
     assert not stream.state.epochs
     assert not stream.epoch_tracker.undelivered
-    assert all(unit.is_empty for unit in stream.state.all_units)
+    assert all(unit.is_empty and unit.trial is None for unit in stream.state.all_units)
+    assert not any(worker.paused for worker in stream.state.workers.values())

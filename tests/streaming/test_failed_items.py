@@ -40,9 +40,9 @@ def messages_with(rig: Rig, key: Key) -> list[tuple[int, int]]:
     ("retries", "expected", "attempts"),
     [
         (0, [(4, 4)], 1),
-        (1, [(4, 4), (4, 1)], 2),
-        (2, [(4, 4), (4, 4), (4, 1)], 3),
-        (3, [(4, 4), (4, 4), (4, 4), (4, 1)], 4),
+        (1, [(4, 4), (4, 1), (1, 1)], 2),
+        (2, [(4, 4), (4, 1), (1, 1)], 3),
+        (3, [(4, 4), (4, 4), (4, 1), (1, 1)], 4),
     ],
 )
 def test_a_failed_batch_runs_alone_then_item_by_item_then_its_items_fail(
@@ -141,7 +141,7 @@ def test_a_breadcrumb_of_a_cancelled_message_that_had_begun_counts_as_an_attempt
     worker = manual.stream.state.workers[message.worker]
     worker.messages[message.message].cancelled = True
     manual.step(WorkerLost(message.worker, LossCause.SIGNAL, "", (Breadcrumb(message.message, 0),)))
-    assert [suspect.failed_attempts for suspect in manual.stream.state.units[0].suspects] == [1]
+    assert [suspect.deaths for suspect in manual.stream.state.units[0].suspects] == [1]
 
 
 @pytest.mark.parametrize("outcome", [Raises("KeyError: 'url'"), Kills()], ids=["raises", "kills"])

@@ -53,9 +53,9 @@ def story(items: int, batch: int, retries: int) -> list[tuple[int, int] | None]:
     ("retries", "expected"),
     [
         (0, [None]),
-        (1, [(8, 1), None]),
-        (2, [(8, 8), (8, 1), None]),
-        (3, [(8, 8), (8, 8), (8, 1), None]),
+        (1, [(8, 1), (1, 1), None]),
+        (2, [(8, 1), (1, 1), None]),
+        (3, [(8, 8), (8, 1), (1, 1), None]),
     ],
 )
 def test_a_failed_batch_is_retried_alone_then_item_by_item_then_given_up(
@@ -71,7 +71,7 @@ def test_a_single_item_is_retried_as_often_as_configured_after_its_first_attempt
 
 def test_a_death_without_a_breadcrumb_halves_the_items_of_the_worker() -> None:
     halves = retry_after_unlocated_death(suspect(20, 4), 3)
-    assert [(half.items, half.batch_size, half.failed_attempts) for half in halves] == [(8, 4, 1), (12, 4, 1)]
+    assert [(half.items, half.batch_size, half.deaths) for half in halves] == [(8, 4, 1), (12, 4, 1)]
     inside = retry_after_unlocated_death(suspect(4, 4), 3)
     assert [(half.items, half.batch_size) for half in inside] == [(2, 2), (2, 2)]
 
@@ -124,7 +124,7 @@ def test_no_item_is_lost_or_duplicated_and_retries_are_bounded(items: int, batch
         assert sorted(number for half in again for number in numbers_in(half)) == before
         # items that are retried one by one fail one by one
         waiting += [
-            Suspect(EPOCH, [part], 1, 1, half.failed_attempts) if half.batch_size == 1 else half
+            Suspect(EPOCH, [part], 1, 1, half.failed_attempts, deaths=half.deaths) if half.batch_size == 1 else half
             for half in again
             for part in (
                 [(segment, n, n + 1) for segment, start, stop in half.parts for n in range(start, stop)]

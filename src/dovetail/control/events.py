@@ -72,6 +72,8 @@ class CallFailure:
     """Error code; only with VERDICT_FATAL."""
     fix: str = ""
     """One line for users; only with VERDICT_FATAL."""
+    worker_broken: bool = False
+    """The exception means that the worker is of no more use, such as a CUDA error."""
 
 
 class FailureCause(Enum):

@@ -156,7 +156,7 @@ def run_barrier(
         raise
     except BaseException as error:  # raised by user code
         keys = rows.keys()
-        failures = FailureCollector(keys)
+        failures = FailureCollector(keys, step.failure_rules)
         failures.add(0, len(keys), error)
         return 0, perf_counter() - began - given_s, failures.found
     return count, perf_counter() - began - given_s, []

@@ -13,10 +13,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def retry_call(policy: ErrorPolicy, error: BaseException, call: Callable[[], T]) -> T:
-    """Repeat a call that raised `error` as often as the policy allows; raises the last exception."""
+def retry_call(
+    policy: ErrorPolicy,
+    error: BaseException,
+    call: Callable[[], T],
+    is_final: Callable[[BaseException], bool] = lambda _: False,
+) -> T:
+    """Repeat a call that raised `error` as often as the policy allows; raises the last exception. Exceptions for which
+    `is_final` is true are not retried."""
     retries = 0
-    while retries < policy.retries_for(error):
+    while not is_final(error) and retries < policy.retries_for(error):
         time.sleep(policy.wait_s(retries))
         retries += 1
         try:
@@ -32,7 +38,7 @@ async def retry_call_async(
     call: Callable[[], Awaitable[T]],
     is_final: Callable[[BaseException], bool],
 ) -> T:
-    """The same for a coroutine; exceptions for which `is_final` is true, such as a cancellation, are never retried."""
+    """The same for a coroutine."""
     import asyncio  # not every worker needs it
 
     retries = 0

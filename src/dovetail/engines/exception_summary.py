@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from dovetail.control.events import CallFailure
 from dovetail.engines.item_keys import as_tuples, slice_keys
+from dovetail.pipeline.failure_rules import ANY_EXCEPTION, action_for, is_known_to_break_workers, type_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
     from dovetail.engines.item_keys import Keys
+    from dovetail.pipeline.failure_rules import FailureRules
 
 MAX_LINE_CHARS = 500
 MAX_DETAIL_CHARS = 20_000
@@ -57,11 +59,13 @@ def summarize_exception(error: BaseException, *, detailed: bool = True) -> Excep
 class FailureCollector:
     """Failures of one message."""
 
-    __slots__ = ("_chars", "_keys", "found")
+    __slots__ = ("_chars", "_keys", "_rules", "found")
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, rules: FailureRules = ()) -> None:
+        """`rules`: the stage's `on_failure`."""
         self.found: list[CallFailure] = []
         self._keys = keys
+        self._rules = rules
         self._chars = 0
 
     def add(self, start: int, stop: int, error: BaseException, stage: str = "") -> None:
@@ -72,6 +76,7 @@ class FailureCollector:
         keys = as_tuples(slice_keys(self._keys, start, stop))
         failure = CallFailure(start, stop, summary.line, detail, summary.out_of_memory, summary.on_gpu, keys)
         failure.stage = stage
+        failure.worker_broken = is_worker_broken(error, self._rules)
         self.found.append(failure)
         drop_traceback(error)
 
@@ -117,6 +122,20 @@ def classify_memory_error(error: BaseException) -> tuple[bool, bool]:
             if on_gpu or any(phrase in text for phrase in HOST_MEMORY_PHRASES):
                 return True, on_gpu
     return False, False
+
+
+def is_worker_broken(error: BaseException, rules: FailureRules = ()) -> bool:
+    """Whether an exception means that its worker is of no more use; see `on_failure` of a stage."""
+    try:
+        related = [(type_names(one), _exception_text(one)) for one in _related_exceptions(error)]
+        found = (action_for(rules, names, text) for names, text in related)
+        action = next(filter(None, found), None) or dict(rules).get(ANY_EXCEPTION)
+        if action is not None:
+            return action == "restart"
+        known = any(is_known_to_break_workers(names, text) for names, text in related)
+        return known and not classify_memory_error(error)[0]
+    except BaseException:  # nothing of a user's exception is reliable
+        return False
 
 
 def _related_exceptions(error: BaseException) -> Iterator[BaseException]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.call_retry import retry_call_async
 from dovetail.engines.call_timeout import call_with_timeout_async
+from dovetail.engines.exception_summary import is_worker_broken
 from dovetail.engines.item_keys import slice_keys
 from dovetail.engines.worker_context import CURRENT_CALL, CallContext
 from dovetail.errors import short_repr
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dovetail.engines.item_keys import CountChange, Keys
     from dovetail.engines.worker_context import BreadcrumbCell
     from dovetail.pipeline.error_policy import ErrorPolicy
+    from dovetail.pipeline.failure_rules import FailureRules
 
 NOT_BATCH_TYPES = (str, bytes, bytearray, dict)
 MAX_SINGLE_TYPES = 1000
@@ -84,7 +86,7 @@ start at 0), or None: the loop continues without these items."""
 class Step:
     """A stage inside a worker: its callable and batch size."""
 
-    __slots__ = ("barrier", "batch_size", "each", "fn", "name", "retry", "single", "timeout_s")
+    __slots__ = ("barrier", "batch_size", "each", "failure_rules", "fn", "name", "retry", "single", "timeout_s")
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class Step:
         barrier: bool = False,
         retry: ErrorPolicy | None = None,
         timeout_s: float | None = None,
+        failure_rules: FailureRules = (),
     ) -> None:
         self.name = name
         self.fn = fn
@@ -105,6 +108,8 @@ class Step:
         self.retry = retry
         """Policy of calls that are retried in the worker; None: failures are reported at once."""
         self.timeout_s = timeout_s
+        self.failure_rules = failure_rules
+        """Exceptions that mean a broken worker, besides those that always do."""
         self.single: set[type] = set()
         """Types whose results are one item each."""
 
@@ -266,7 +271,12 @@ async def _call_async(step: Step, place: int | slice, items: list[Any], reload: 
             if step.retry is None:
                 raise
             failure = error
-        return await retry_call_async(step.retry, failure, lambda: _await_call(step, reload()[place]), _is_final)
+        return await retry_call_async(
+            step.retry,
+            failure,
+            lambda: _await_call(step, reload()[place]),
+            lambda raised: _is_final(raised) or is_worker_broken(raised, step.failure_rules),
+        )
     except BaseException as error:  # user code may raise anything; inside a task SystemExit would end the whole loop
         if _is_final(error):
             raise

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dovetail.engines.call_retry import retry_call
 from dovetail.engines.epoch_starts import join_starts
-from dovetail.engines.exception_summary import FailureCollector, drop_traceback
+from dovetail.engines.exception_summary import FailureCollector, drop_traceback, is_worker_broken
 from dovetail.engines.item_keys import NO_KEYS, derive_keys, join_keys, slice_keys
 from dovetail.engines.stage_calls import run_step, run_step_async
 from dovetail.engines.worker_context import CURRENT_CALL, CallContext
@@ -103,7 +103,7 @@ async def run_message_async(
     starts: EpochStarts | None = None,
 ) -> MessageOutcome:
     size = len(items) or 1 if step.barrier else max(1, batch_size)
-    failures = FailureCollector(keys)
+    failures = FailureCollector(keys, step.failure_rules)
     active.call.keys, active.call.size = keys, 1 if step.each else size
     began = perf_counter()
     out, changes = await run_step_async(step, keys, items, size, active.breadcrumb, failures.add, fresh)
@@ -133,7 +133,7 @@ def _run_single_stage(
     starts: EpochStarts | None,
 ) -> MessageOutcome:
     """With one stage the failed call is known at once, and the loop continues with the others."""
-    failures = FailureCollector(keys)
+    failures = FailureCollector(keys, step.failure_rules)
     on_error: OnCallError = failures.add
     if step.retry is not None:
         on_error = _CallRetrier(step, step.retry, keys, fresh or (lambda: items), active, failures)
@@ -171,6 +171,7 @@ class _CallRetrier:
                 self._policy,
                 error,
                 lambda: run_step(self._step, self._reload()[start:stop], stop - start, cell, _raise),
+                lambda raised: is_worker_broken(raised, self._step.failure_rules),
             )
         except BaseException as last:  # user code may raise anything
             self._failures.add(start, stop, last)
@@ -229,7 +230,7 @@ def _run_depth_first(
 ) -> MessageOutcome:
     """The breadcrumb stays on the batch of the first stage, which is exact for all stages."""
     breadcrumb = active.breadcrumb
-    failures = FailureCollector(keys)
+    failures = FailureCollector(keys, steps[0].failure_rules)
     out: list[Any] = []
     out_keys: list[Keys] = []
     counts = [[0] * len(steps), [0] * len(steps)]

@@ -60,6 +60,7 @@ class _StageObject:
             barrier=stage.barrier,
             retry=stage.retry,
             timeout_s=stage.timeout_s,
+            failure_rules=stage.failure_rules,
         )
         if self.step.timeout_s is not None and not (self.is_async or self.step.barrier):
             self.step.fn = partial(SOFT_TIMEOUT.call_one, self.step.fn, self.step.timeout_s)

@@ -41,6 +41,7 @@ from dovetail.pipeline.durations import (
     DURATION_TEXT_SCHEMA,
     parse_duration,
 )
+from dovetail.pipeline.failure_rules import ANY_EXCEPTION, type_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,7 +52,6 @@ RETRY_OPTIONS = ("times", "backoff", "then")
 RETRY_EXAMPLE = Call("Retry", (Expression("ConnectionError"),), {"times": 3, "backoff": "1s", "then": "skip"})
 RETRY_FILE_EXAMPLE = "on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}"
 MAX_RETRIES = 1000
-ANY_EXCEPTION = "*"
 
 
 def _backoff_mistakes(value: object) -> Iterator[Mistake]:
@@ -100,7 +100,7 @@ class ErrorPolicy:
         """Number of retries that a call which raised this exception gets."""
         if not self.retry:
             return 0
-        names = {name for kind in type(error).__mro__ for name in (kind.__name__, kind.__qualname__)}
+        names = type_names(error)
         return self.times if ANY_EXCEPTION in self.retry or not names.isdisjoint(self.retry) else 0
 
     def wait_s(self, retries: int) -> float:

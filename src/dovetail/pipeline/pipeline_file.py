@@ -169,8 +169,9 @@ class _PipelineFileReader:
         values = dict(known)
         if "resources" in values:
             values["resources"] = self._resources((*path, "resources"), values["resources"], called)
-        if isinstance(values.get("on_error"), Mapping):
-            values["on_error"] = self._retry((*path, "on_error"), values["on_error"])
+        for name in ("on_error", "on_death"):
+            if isinstance(values.get(name), Mapping):
+                values[name] = self._retry((*path, name), values[name])
         return values
 
     def _retry(self, path: KeyPath, entry: Mapping[Any, Any]) -> object:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
+from dovetail.pipeline.failure_rules import ANY_EXCEPTION, FailureAction, FailureRules, exception_name
 from dovetail.pipeline.stage_code import StageCode
 from dovetail.resources.resources import Resources
 
@@ -57,9 +58,15 @@ class Stage:
     retries: int = 3
     on_error: Literal["fail", "skip"] | Retry = "fail"
     """When a call fails: fail the run, skip its items, or retry it in its worker (`dt.Retry`)."""
+    on_death: Literal["fail", "skip"] | Retry | None = None
+    """When the worker dies in a call, or is killed after its timeout; None: as on_error, after `retries` retries."""
+    on_failure: FailureAction | Mapping[str | type[BaseException], FailureAction] | None = None
+    """What an exception means for its worker, by type: "retry" keeps the worker, "restart" replaces it."""
     timeout: float | str | None = None
     """Time limit of one call: seconds, or "90s", "5m", "1h"."""
     setup_timeout: float | str | None = None
+    max_setup_failures: int | None = None
+    """The run fails when more setups of its workers than this fail in a row."""
     env: Mapping[str, str] | None = None
     runtime_env: Mapping[str, Any] | None = None
     after: Sequence[str] | None = None
@@ -111,9 +118,20 @@ class Stage:
             barrier=self.barrier,
             retry=policy if policy.retry else None,
             timeout_s=self.timeout_s,
+            failure_rules=self.failure_rules,
             env=self.env,
             runtime_env=self.runtime_env,
         )
+
+    @property
+    def death_policy(self) -> ErrorPolicy:
+        return ErrorPolicy(self.error_policy.then) if self.on_death is None else parse_error_policy(self.on_death)
+
+    @property
+    def failure_rules(self) -> FailureRules:
+        """Names of exception types and what they mean for the worker; "*": all others."""
+        given = {} if self.on_failure is None else self.on_failure
+        return tuple(given.items()) if isinstance(given, Mapping) else ((ANY_EXCEPTION, given),)
 
     @property
     def timeout_s(self) -> float | None:
@@ -139,7 +157,7 @@ def _plain(value: object) -> object:
     if isinstance(value, list):
         return tuple(value)
     if isinstance(value, dict):
-        return dict(value)
+        return {exception_name(key): inner for key, inner in value.items()}
     try:
         if isinstance(value, Integral):
             return int(value)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dovetail.pipeline.error_policy import ErrorPolicy
+    from dovetail.pipeline.failure_rules import FailureRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class StageCode:
     retry: ErrorPolicy | None = None
     """Retries inside the worker; None: calls are not repeated."""
     timeout_s: float | None = None
+    failure_rules: FailureRules = ()
+    """What exceptions mean for the worker, besides those that always mean that it is broken."""
     env: Mapping[str, str] | None = None
     runtime_env: Mapping[str, Any] | None = None
     args: tuple[Any, ...] = ()

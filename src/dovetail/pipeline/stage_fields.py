@@ -15,6 +15,7 @@ from dovetail.documents.fields import (
     Record,
     Type,
     WrongValue,
+    choice,
     flag,
     is_int,
     is_quotable,
@@ -29,6 +30,7 @@ from dovetail.documents.fields import (
 from dovetail.errors import UNSET, Change, Expression, Problem, Subject, did_you_mean, nearest_word, short_repr
 from dovetail.pipeline.durations import DURATION, DURATION_TEXT_SCHEMA
 from dovetail.pipeline.error_policy import FINAL_ACTIONS, RETRY, Retry
+from dovetail.pipeline.failure_rules import ANY_EXCEPTION, FAILURE_ACTIONS
 from dovetail.pipeline.stage import GANG_VARIABLES, Stage
 from dovetail.pipeline.stage_function import Each
 from dovetail.resources.resources import RANKS_LIMIT, Resources
@@ -74,6 +76,16 @@ def _combination_problems(stage: Stage, label: str) -> Iterator[tuple[str, Probl
         message = f"{prefix}on_error=Retry(...) together with barrier=True: a barrier is retried as a whole"
         problem = Problem("DT034", message, fixes=(Change({"on_error": "fail", "retries": 3}),))
         yield "on_error", replace(problem, subject=Subject("setting", "on_error"))
+    if names := _policy_names(stage):
+        message = f"{prefix}on_death=Retry({', '.join(names)}, ...): a worker that dies raises no exception; name none"
+        problem = Problem("DT034", message, fixes=(Change({"on_death": "skip"}), Change({"on_death": UNSET})))
+        yield "on_death", replace(problem, subject=Subject("setting", "on_death"))
+
+
+def _policy_names(stage: Stage) -> tuple[str, ...]:
+    """Exception types that `on_death` names."""
+    policy = stage.on_death.policy if isinstance(stage.on_death, Retry) else None
+    return () if policy is None else tuple(name for name in policy.retry if name != ANY_EXCEPTION)
 
 
 def quote_value(value: object) -> str:
@@ -151,6 +163,13 @@ def _on_error_mistakes(value: object) -> Iterator[Mistake]:
     yield WrongValue(value, ON_ERROR_TEXT, f'is not "fail", "skip" or Retry(...){hint}', tuple(meant))
 
 
+def _on_failure_mistakes(value: object) -> Iterator[Mistake]:
+    if isinstance(value, Mapping):
+        yield from FAILURE_MAPPING.check(value)
+    elif not (isinstance(value, str) and value in FAILURE_ACTIONS):
+        yield WrongValue(value, ON_FAILURE_TEXT, instead=({"RuntimeError": "restart"}, *FAILURE_ACTIONS))
+
+
 def _variable_mistakes(value: object) -> Iterator[Mistake]:
     if not isinstance(value, str) or "\0" in value:
         yield WrongValue(value, "a string", instead=(str(value),) if is_quotable(value) else ())
@@ -200,6 +219,19 @@ WORKERS = Type(
 )
 ON_ERROR_TEXT = "fail, skip, or the mapping of a [retry](#retry)"
 ON_ERROR = Type(ON_ERROR_TEXT, "fail", {"anyOf": [{"enum": list(FINAL_ACTIONS)}, RETRY.schema()]}, _on_error_mistakes)
+FAILURE_MAPPING = mapping_of(
+    choice(FAILURE_ACTIONS),
+    "a mapping of exception types to retry or restart",
+    {"RuntimeError": "restart"},
+    key_text="the name of an exception type",
+)
+ON_FAILURE_TEXT = "retry, restart, or a mapping of exception types to them"
+ON_FAILURE = Type(
+    ON_FAILURE_TEXT,
+    {"RuntimeError": "restart"},
+    {"anyOf": [{"enum": list(FAILURE_ACTIONS)}, FAILURE_MAPPING.schema]},
+    _on_failure_mistakes,
+)
 ENV = mapping_of(
     Type("a string", "1", {"type": "string"}, _variable_mistakes),
     "a mapping of names to strings",
@@ -234,8 +266,24 @@ STAGE = record_of(
         Field("ranks", whole(1, RANKS_LIMIT), "Processes per worker, each with these resources."),
         Field("retries", whole(0, 1_000), "Number of times that a failed batch is retried."),
         Field("on_error", ON_ERROR, "When a call fails: fail the run, skip its items, or retry it with backoff."),
+        Field(
+            "on_death",
+            ON_ERROR,
+            "When the worker dies in a call, or is killed after its timeout; as on_error if left out.",
+        ),
+        Field(
+            "on_failure",
+            ON_FAILURE,
+            "What exceptions mean for the worker, by type: retry keeps it, restart replaces it; if left out, CUDA errors "
+            "and the like replace it.",
+        ),
         Field("timeout", DURATION, "Time limit of one call: seconds, or 90s, 5m, 1h."),
         Field("setup_timeout", DURATION, "Time limit for a worker to become ready: seconds, or 90s, 5m, 1h."),
+        Field(
+            "max_setup_failures",
+            whole(0, 1_000_000),
+            "Setups of its workers that may fail in a row; if left out, 30% of all setups may fail.",
+        ),
         Field("env", ENV, "Environment variables of its workers."),
         Field("runtime_env", RUNTIME_ENV, "Ray's runtime environment of its workers."),
         Field("after", AFTER, "Stages it gets items from; the stage before it if left out, [] for a source."),
@@ -251,8 +299,11 @@ DEFAULT_NAMES = (
     "slots",
     "retries",
     "on_error",
+    "on_death",
+    "on_failure",
     "timeout",
     "setup_timeout",
+    "max_setup_failures",
     "env",
     "runtime_env",
     "recycle",

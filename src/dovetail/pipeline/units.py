@@ -126,5 +126,5 @@ def _settings(stage: Stage) -> tuple[object, ...]:
     environment = (dict(stage.env or {}), dict(stage.runtime_env or {}))
     timeouts = (stage.timeout_s, stage.setup_timeout_s)
     recycle = (stage.recycle_batches, stage.recycle_s)
-    failures = (stage.on_error, stage.retries)
+    failures = (stage.on_error, stage.retries, stage.on_death, stage.failure_rules, stage.max_setup_failures)
     return (stage.shape, stage.batch_size, stage.slots, environment, timeouts, recycle, failures)

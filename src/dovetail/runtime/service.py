@@ -132,7 +132,7 @@ def _as_served_unit(unit: UnitSpec) -> UnitSpec:
     """A request that fails does not affect the others."""
     stages: Any = unit.hosted.definition
     hosted = replace(unit.hosted, definition=tuple(with_length_check(stage) for stage in stages))
-    return replace(unit, skip_failed=True, hosted=hosted)
+    return replace(unit, skip_failed=True, skip_deaths=True, hosted=hosted)
 
 
 def results_per_request(units: tuple[UnitSpec, ...]) -> int:

@@ -24,6 +24,7 @@ from dovetail.control.events import (
 )
 from dovetail.control.lifecycle import FINAL_RUN_STATES, RunState
 from dovetail.scheduling.replan.snapshot import PlannedStart
+from dovetail.streaming.broken_workers import BrokenWorkers
 from dovetail.streaming.dispatch import dispatch_ready
 from dovetail.streaming.epochs import EpochRestarter, EpochTracker
 from dovetail.streaming.feeder import Feeder
@@ -69,8 +70,14 @@ class StreamController:
         self.failure_handler = FailureHandler(self.state, self.fail)
         self.replanner = Replanner(self.state, self.fleet, self.feeder, self.fail)
         self.epoch_restarter = EpochRestarter(self.state, self.fleet, self.epoch_tracker, self.feeder)
+        self.broken_workers = BrokenWorkers(self.state, self.fleet, self.epoch_tracker, self.failure_handler)
         self.result_handler = ResultHandler(
-            self.state, self.fleet, self.epoch_tracker, self.failure_handler, self.epoch_restarter
+            self.state,
+            self.fleet,
+            self.epoch_tracker,
+            self.failure_handler,
+            self.epoch_restarter,
+            self.broken_workers,
         )
         self.waves = max(spec.wave for spec in specs) + 1
         self._final_state = RunState.FINISHED
@@ -87,7 +94,7 @@ class StreamController:
             BatchesDone: self.result_handler.on_batches_done,
             BatchesReturned: self.result_handler.on_batches_returned,
             WorkerReady: self.fleet.on_worker_ready,
-            WorkerStopped: self.fleet.on_worker_stopped,
+            WorkerStopped: self.result_handler.on_worker_stopped,
             WorkerLost: self.result_handler.on_worker_lost,
             ItemsArrived: self._on_items_arrived,
             InputExpected: self._on_input_expected,
@@ -148,6 +155,8 @@ class StreamController:
             if self.epoch_tracker.finished_units:
                 self._release_finished_units()
             dispatch_ready(state)
+            if self.broken_workers.units and self.broken_workers.advance():
+                continue
             if not self.epoch_tracker.input_ended or state.epochs or state.is_ending:
                 return
             last = state.wave + 1 >= self.waves

@@ -203,8 +203,8 @@ def _dispatch_suspects(state: StreamState, unit: UnitState) -> None:
         if worker is None:
             if unit.quarantine_worker is None and (busy := _busy_worker_for(unit, suspect)) is not None:
                 unit.quarantine(busy)
-            if suspect.memory_bytes:
-                unit.rotate_suspects()  # other suspects need not wait for the larger worker
+            if suspect.memory_bytes or suspect.needs_sound_worker:
+                unit.rotate_suspects()  # other suspects need not wait for such a worker
                 continue
             return
         unit.take_suspect()
@@ -213,9 +213,29 @@ def _dispatch_suspects(state: StreamState, unit: UnitState) -> None:
 
 
 def _idle_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
-    if not suspect.memory_bytes:
-        return unit.pool.find_idle()
-    return _large_worker(unit.pool.by_load[:1], suspect)
+    """A worker without messages. The first retry prefers another worker than the one where the items failed, in case
+    that one is broken; later ones do not, in case the items break workers."""
+    if suspect.memory_bytes:
+        return _large_worker(unit.pool.by_load[:1], suspect)
+    if suspect.needs_sound_worker:
+        return _sound_worker(unit, unit.pool.idle_workers())
+    first = unit.pool.find_idle()
+    if not suspect.failed_on or first is None:
+        return first
+    if suspect.failed_attempts > 1:
+        before = unit.workers.get(suspect.failed_on)
+        return before if before is not None and unit.pool.is_idle(before) else first
+    return next((worker for worker in unit.pool.idle_workers() if worker.id != suspect.failed_on), first)
+
+
+def _sound_worker(unit: UnitState, workers: Iterable[Worker]) -> Worker | None:
+    """The first worker that can show what is wrong with items; any worker if the unit neither has nor starts such
+    workers."""
+    waits = any(
+        unit.is_sound(other) or other.will_be_replaced or other.state is WorkerState.STARTING
+        for other in unit.workers.values()
+    )
+    return next((worker for worker in workers if not waits or unit.is_sound(worker)), None)
 
 
 def _busy_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
@@ -223,6 +243,9 @@ def _busy_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
     pool = unit.pool
     if suspect.memory_bytes:
         return _large_worker(pool.by_load[1 : pool.max_messages], suspect)
+    if suspect.needs_sound_worker:
+        busy = (worker for by_node in pool.by_load[1 : pool.max_messages] for on_node in by_node.values() for worker in on_node.values())
+        return _sound_worker(unit, busy)
     worker = pool.least_loaded("")
     return worker if worker is not None and worker.messages else None
 

@@ -380,7 +380,7 @@ class EpochRestarter:
             waiting = unit.queue.by_epoch.get(epoch.id)
             if waiting is not None and any(segment.node == node for segment, _, _ in waiting.parts):
                 return True
-            for suspect in unit.suspects:
+            for suspect in unit.waiting_suspects():
                 if suspect.epoch is epoch and any(segment.node == node for segment, _, _ in suspect.parts):
                     return True
         return False

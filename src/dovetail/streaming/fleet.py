@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dovetail.control.commands import StartWorker, StopWorker
+from dovetail.control.commands import Cancel, StartWorker, StopWorker
 from dovetail.control.events import LossCause, RunFailure
 from dovetail.control.lifecycle import WorkerState
 from dovetail.resources.amounts import CARD_RESOURCES, total_free
@@ -142,9 +142,26 @@ class Fleet:
         if worker.state is WorkerState.DRAINING and not worker.will_be_replaced:
             unit = self.state.units_by_name[worker.unit]
             worker.transition_to(WorkerState.READY, "")
-            if not worker.exclusive:
+            if not (worker.exclusive or worker.paused):
                 unit.pool.add(worker)
             unit.mark_dirty_with_parents()
+
+    def replace(self, worker: Worker, reason: str) -> bool:
+        """Stop a broken worker after the calls that it runs, and start another one on its seats; False: it is leaving
+        already."""
+        if worker.state is not WorkerState.READY:
+            return False
+        self.cancel_messages(worker)
+        worker.set_will_be_replaced(True)
+        self.drain(worker, reason)
+        return True
+
+    def cancel_messages(self, worker: Worker) -> None:
+        """Take back the messages of a worker that have not begun."""
+        for message in worker.messages.values():
+            if not message.cancelled:
+                message.mark_cancelled()
+                self.state.emit(Cancel(message.id, worker.id))
 
     def recycle(self, worker: Worker) -> None:
         """Replace a worker because of its age. Only a few at a time, or a unit whose workers started together would

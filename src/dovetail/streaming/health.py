@@ -74,6 +74,12 @@ class HealthTracker:
                 f"next attempt there in {wait:g} s"
             )
             self.state.add_note("decision", text, unit=unit.name, node=node)
+        limit = unit.spec.max_setup_failures
+        if limit is not None:
+            if unit.setup_failures_in_a_row > limit:
+                error = f"{unit.setup_failures_in_a_row} setups failed in a row, more than max_setup_failures={limit}"
+                self.fail(RunFailure(f"{unit.name}: {error} allows; the last: {what}", detail))
+            return
         # one bad node counts for a few failures only, regardless of how often it was tried
         nodes = [entry for (name, _), entry in self._setup_failures.items() if name == unit.name]
         failed = sum(min(entry.failed, MAX_SETUP_FAILURES_PER_NODE) for entry in nodes)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from dovetail.control.events import JOINED
 
 if TYPE_CHECKING:
-    from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost
+    from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost, WorkerStopped
+    from dovetail.streaming.broken_workers import BrokenWorkers
     from dovetail.streaming.epochs import EpochRestarter, EpochTracker
     from dovetail.streaming.fleet import Fleet
     from dovetail.streaming.retry import FailureHandler
     from dovetail.streaming.state import StreamState, UnitState
-    from dovetail.streaming.worker_pool import Message, Suspect
+    from dovetail.streaming.worker_pool import Message, Suspect, Worker
 
 
 class ResultHandler:
@@ -26,12 +27,14 @@ class ResultHandler:
         epoch_tracker: EpochTracker,
         failure_handler: FailureHandler,
         epoch_restarter: EpochRestarter,
+        broken_workers: BrokenWorkers,
     ) -> None:
         self.state = state
         self.fleet = fleet
         self.epoch_tracker = epoch_tracker
         self.failure_handler = failure_handler
         self.epoch_restarter = epoch_restarter
+        self.broken_workers = broken_workers
 
     def on_batches_done(self, event: BatchesDone) -> None:
         state = self.state
@@ -49,7 +52,8 @@ class ResultHandler:
         if message.more_epochs:
             self._join_epochs(unit, message, event)
         if not message.is_discarded:
-            self._route_output(unit, message, event, calls)
+            self._route_output(unit, worker, message, event, calls)
+        self.broken_workers.on_message_ended(message)
         if unit.throughput.messages >= unit.next_tuning_messages:
             unit.tune_messages_and_schedule()
         limit = unit.spec.recycle_batches
@@ -75,7 +79,7 @@ class ResultHandler:
             for epoch in message.epochs[1:]:
                 message.epoch.join(epoch)
 
-    def _route_output(self, unit: UnitState, message: Message, event: BatchesDone, calls: int) -> None:
+    def _route_output(self, unit: UnitState, worker: Worker, message: Message, event: BatchesDone, calls: int) -> None:
         """Pass the output on, retry what failed, and settle the rest in its epoch."""
         failures = event.failures
         failed = sum(failure.stop - failure.start for failure in failures) if failures else 0
@@ -85,8 +89,10 @@ class ResultHandler:
             given = self.epoch_tracker.route(unit, message.epoch, event.segments, message.parts[0])
             message.epoch.settle(unit.index, message.items - failed)
         settled = message.items - failed
-        for failure in failures:
-            settled += self.failure_handler.on_call_failed(unit, message, failure, event.peak_bytes)
+        if failures:
+            settled += self.broken_workers.on_calls_failed(unit, worker, message, failures, event.peak_bytes)
+        elif unit.streaks or message.suspect is not None:
+            self.broken_workers.on_message_passed(unit, worker, message)
         output_bytes = sum([segment.size_bytes for segment in event.segments]) if given else None
         if event.stages is not None:
             unit.count_stages(event.stages)
@@ -164,6 +170,12 @@ class ResultHandler:
         has_node = self.fleet.ledger.has_node
         return all(not segment.node or has_node(segment.node) for segment, _, _ in message.parts)
 
+    def on_worker_stopped(self, event: WorkerStopped) -> None:
+        worker = self.state.workers.get(event.worker)
+        if worker is not None and not self.state.is_ending:
+            self.broken_workers.on_worker_gone(worker, died=False)
+        self.fleet.on_worker_stopped(event)
+
     def on_worker_lost(self, event: WorkerLost) -> None:
         worker = self.state.workers.get(event.worker)
         if worker is None:
@@ -172,7 +184,12 @@ class ResultHandler:
         unit.pool.remove(worker)
         open_epochs = [epoch for message in worker.messages.values() for epoch in message.epochs]
         torn = [epoch for message in worker.messages.values() if message.input_lost for epoch in message.epochs]
+        messages = list(worker.messages.values())
         blamed = self.failure_handler.on_worker_died(unit, worker, event)
+        for message in messages:
+            if message.suspect not in unit.suspects:
+                self.broken_workers.on_message_ended(message)
+        self.broken_workers.on_worker_gone(worker, died=True)
         for epoch in dict.fromkeys(open_epochs):
             if not epoch.discarded and not epoch.pending[unit.index]:
                 self.epoch_tracker.propagate_completion(epoch, unit)

@@ -5,11 +5,15 @@
 | a call raised, or the worker died in it | that batch alone | its items one by one | the item fails |
 | the worker died, the call is unknown | halves of the message | ... down to one item | the item fails |
 | out of memory | halves, as smaller batches | ... down to one item | more memory, then the item fails |
+
+Exceptions and deaths of workers are charged apart. Failures of a batch are charged to its items only as long as each
+of them keeps one retry of its own. Which worker runs a retry, and when, is decided in `broken_workers`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Deliver, FailedItem, ReportFailure
@@ -27,41 +31,51 @@ if TYPE_CHECKING:
     from dovetail.streaming.worker_pool import Message, Worker
 
 
-def retry_whole_input(failed: Suspect, retries: int) -> list[Suspect]:
+def retry_whole_input(failed: Suspect, retries: int, *, death: bool = False) -> list[Suspect]:
     """Retry for a barrier, which always gets its whole input; empty: the items fail."""
-    charged = failed.failed_attempts + 1
-    return [replace(failed, failed_attempts=charged)] if charged <= retries else []
+    charged = _charges(failed, death) + 1
+    return [_with_charges(failed, charged, death)] if charged <= retries else []
 
 
-def retry_after_failure(failed: Suspect, retries: int) -> list[Suspect]:
-    """Retry for items whose call raised or killed its worker; empty: the items fail."""
+def retry_after_failure(failed: Suspect, retries: int, *, death: bool = False) -> list[Suspect]:
+    """Retry for items whose call raised or killed its worker (`death`); empty: the items fail."""
     if failed.items > failed.batch_size:  # a message of several calls: it is unknown which one failed
         return _split_in_half(replace(failed, halved_batch=None), failed.batch_size)
-    charged = failed.failed_attempts + 1
+    charged = _charges(failed, death) + 1
     if charged > retries:
         return []
-    batch_size = 1 if charged == retries else failed.items
-    return [replace(failed, failed_attempts=charged, batch_size=batch_size, halved_batch=None)]
+    batch_size = failed.items
+    if failed.items > 1 and charged >= max(1, retries - 1):
+        batch_size, charged = 1, min(charged, retries - 1)
+    return [replace(_with_charges(failed, charged, death), batch_size=batch_size, halved_batch=None)]
 
 
 def retry_after_unlocated_death(failed: Suspect, retries: int) -> list[Suspect]:
     """Retry for items of a worker that died in an unknown call; empty: the items fail."""
     if failed.items == 1 or (not retries and failed.items <= failed.batch_size):
-        return retry_after_failure(failed, retries)
-    charged = min(failed.failed_attempts + 1, retries)
+        return retry_after_failure(failed, retries, death=True)
+    charged = min(failed.deaths + 1, max(0, retries - 1))
     return _split_in_half(
-        replace(failed, failed_attempts=charged, halved_batch=None), min(failed.batch_size, (failed.items + 1) // 2)
+        replace(failed, deaths=charged, halved_batch=None), min(failed.batch_size, (failed.items + 1) // 2)
     )
 
 
-def retry_after_out_of_memory(failed: Suspect, retries: int) -> list[Suspect]:
+def retry_after_out_of_memory(failed: Suspect, retries: int, *, death: bool = False) -> list[Suspect]:
     """Retry in smaller batches without charging the items; a single item that does not fit is charged."""
     if failed.items == 1:
-        return retry_after_failure(failed, retries)
+        return retry_after_failure(failed, retries, death=death)
     half = (failed.items + 1) // 2
     if failed.items > failed.batch_size:
         return _split_in_half(failed, failed.batch_size)
     return _split_in_half(replace(failed, halved_batch=HalvedBatch(half)), half)
+
+
+def _charges(failed: Suspect, death: bool) -> int:
+    return failed.deaths if death else failed.failed_attempts
+
+
+def _with_charges(failed: Suspect, charged: int, death: bool) -> Suspect:
+    return replace(failed, deaths=charged) if death else replace(failed, failed_attempts=charged)
 
 
 def _split_in_half(failed: Suspect, batch_size: int) -> list[Suspect]:
@@ -81,6 +95,31 @@ MIN_ITEMS_FOR_SHARE = 1000
 """A percentage applies to at least this many items while the source has more."""
 
 
+def suspects_of_failure(message: Message, failure: CallFailure, worker: int) -> list[Suspect]:
+    """The items of a call that raised, by epoch, with what they were charged with before."""
+    old = message.suspect
+    parts = message.by_epoch(failure.start, failure.stop)
+    halved = _parts_of_batch(parts, failure.stop - failure.start) if failure.out_of_memory else None
+    return [
+        Suspect(
+            part.epoch,
+            part.parts,
+            part.items,
+            min(message.batch_size, part.items),
+            0 if old is None else old.failed_attempts,
+            halved,
+            deaths=0 if old is None else old.deaths,
+            error=failure.error,
+            detail=failure.detail,
+            stage=failure.stage,
+            place=failure.place,
+            keys=failure.keys[start - failure.start : start - failure.start + part.items],
+            failed_on=worker,
+        )
+        for start, part in parts
+    ]
+
+
 class FailureHandler:
     """Charges suspects with failures, retries them in smaller groups, and fails items that used up their retries."""
 
@@ -88,44 +127,28 @@ class FailureHandler:
         self.state = state
         self.fail = fail
 
-    def on_call_failed(self, unit: UnitState, message: Message, failure: CallFailure, peak: int) -> int:
-        """Handle a call that raised. Returns how many of its items failed for good; the others are retried."""
+    def on_verdict(self, unit: UnitState, suspect: Suspect, failure: CallFailure) -> int:
+        """Handle a failed call whose worker knows what to do. Returns how many of its items failed for good."""
         if failure.verdict == VERDICT_FATAL:
             self.fail(RunFailure(failure.error, failure.detail, code=failure.code, fix=failure.fix))
-            return 0
-        charged = message.suspect.failed_attempts if message.suspect is not None else 0
-        parts = message.by_epoch(failure.start, failure.stop)
-        halved = _parts_of_batch(parts, failure.stop - failure.start) if failure.out_of_memory else None
-        settled = 0
-        for start, part in parts:
-            begin = start - failure.start
-            suspect = Suspect(
-                part.epoch,
-                part.parts,
-                part.items,
-                min(message.batch_size, part.items),
-                charged,
-                halved,
-                error=failure.error,
-                detail=failure.detail,
-                stage=failure.stage,
-                place=failure.place,
-                keys=failure.keys[begin : begin + part.items],
-            )
-            failed = self._on_suspect_failed(unit, suspect, failure, peak)
-            part.epoch.settle(unit.index, failed)
-            settled += failed
-        return settled
-
-    def _on_suspect_failed(self, unit: UnitState, suspect: Suspect, failure: CallFailure, peak: int) -> int:
-        if failure.verdict == VERDICT_RETRY or suspect.halved_batch is not None:
+        elif failure.verdict == VERDICT_RETRY:
             unit.add_suspects([suspect])
+        else:
+            assert failure.verdict == VERDICT_SKIP, failure.verdict
+            return self.fail_items(unit, suspect, skip=True)
+        return 0
+
+    def on_out_of_memory(self, unit: UnitState, suspect: Suspect, failure: CallFailure, peak: int) -> int:
+        """Retry items whose call ran out of memory. Returns how many of them failed for good."""
+        if suspect.halved_batch is not None:
+            unit.add_suspects([suspect])  # its part of a batch of several epochs
             return 0
-        if failure.verdict == VERDICT_SKIP:
-            return self._fail_items(unit, suspect, always_skip=True)
         # out of GPU memory: smaller batches help, more host memory does not
-        peak = -1 if failure.on_gpu else peak
-        return self._retry_or_fail(unit, suspect, failure.out_of_memory, blind=False, peak=peak, raised=True)
+        return self._retry_or_fail(unit, suspect, oom=True, blind=False, peak=-1 if failure.on_gpu else peak)
+
+    def charge(self, unit: UnitState, suspect: Suspect) -> int:
+        """Retry items whose call raised, as often as their stage allows. Returns how many failed for good."""
+        return self._retry_or_fail(unit, suspect, oom=False, blind=False, peak=-1)
 
     def on_worker_died(self, unit: UnitState, worker: Worker, event: WorkerLost) -> bool:
         """Put the messages of a lost worker back and charge the suspects. Returns whether there was a suspect."""
@@ -155,7 +178,7 @@ class FailureHandler:
         if exact and crumb is not None:
             start = crumb.index - crumb.index % message.batch_size
             stop = min(start + message.batch_size, message.items)
-        charged = message.suspect.failed_attempts if message.suspect is not None else 0
+        old = message.suspect
         for begin, end in ((0, start), (stop, message.items)):
             if begin < end:
                 self._put_slice_back(unit, message, begin, end)
@@ -169,15 +192,17 @@ class FailureHandler:
                 part.parts,
                 part.items,
                 min(message.batch_size, part.items),
-                charged,
+                0 if old is None else old.failed_attempts,
                 halved,
+                deaths=0 if old is None else old.deaths,
+                broke_worker=old is not None and old.broke_worker,
                 error=worker.stop_reason or f"the worker died ({event.cause.value})",
                 detail=event.detail,
             )
             if halved is not None:
                 unit.add_suspects([suspect])
                 continue
-            failed = self._retry_or_fail(unit, suspect, oom, blind, event.peak_bytes)
+            failed = self._retry_or_fail(unit, suspect, oom, blind, event.peak_bytes, death=True)
             part.epoch.settle(unit.index, failed)
 
     def put_back(self, unit: UnitState, message: Message) -> None:
@@ -197,32 +222,41 @@ class FailureHandler:
         parts = slice_items(message.parts, start, stop)
         items = stop - start
         batch_size = min(old.batch_size, items)
-        rest = Suspect(message.epoch, parts, items, batch_size, old.failed_attempts, old.halved_batch, old.error)
+        rest = replace(old, parts=parts, items=items, batch_size=batch_size, keys=(), trial=None)
         unit.add_suspects([rest])
 
     def _retry_or_fail(
-        self, unit: UnitState, suspect: Suspect, oom: bool, blind: bool, peak: int, *, raised: bool = False
+        self, unit: UnitState, suspect: Suspect, oom: bool, blind: bool, peak: int, *, death: bool = False
     ) -> int:
-        """Queue the items again, or fail them. Returns how many failed. `raised`: the call raised an exception; its
-        worker already retried it if the unit is configured so."""
-        retries = unit.spec.retries
-        if raised and unit.spec.retries_in_worker:
+        """Queue the items again, or fail them. Returns how many failed. `death`: the worker died in the call; otherwise
+        the call raised, and its worker already retried it if the unit is configured so."""
+        spec = unit.spec
+        retries = spec.death_retries if death else spec.retries
+        if not death and spec.retries_in_worker:
             retries = min(retries, 1) if suspect.items > 1 else 0  # only to try the items of a batch one by one
         unit.count_retry()
-        if unit.spec.barrier:
-            again = retry_whole_input(suspect, retries)
+        if spec.barrier:
+            again = retry_whole_input(suspect, retries, death=death)
         elif oom:
-            again = retry_after_out_of_memory(suspect, retries)
+            again = retry_after_out_of_memory(suspect, retries, death=death)
             if suspect.items == 1 and peak >= 0:
                 self._grow_memory(unit, again, peak)
         elif blind:
             again = retry_after_unlocated_death(suspect, retries)
         else:
-            again = retry_after_failure(suspect, retries)
-        unit.add_suspects(again)
-        if again:
-            return 0
-        return self._fail_items(unit, suspect)
+            again = retry_after_failure(suspect, retries, death=death)
+        if not again:
+            return self.fail_items(unit, suspect, skip=spec.skip_deaths if death else spec.skip_failed)
+        if death and spec.death_backoff_s:
+            wait_s = spec.death_backoff_s * 2.0 ** min(suspect.deaths, 20)
+            self.state.call_at(self.state.now + wait_s, partial(self._add_later, unit, again))
+        else:
+            unit.add_suspects(again)
+        return 0
+
+    def _add_later(self, unit: UnitState, suspects: list[Suspect]) -> None:
+        unit.add_suspects(suspect for suspect in suspects if not suspect.epoch.discarded)
+        unit.mark_dirty()
 
     def _grow_memory(self, unit: UnitState, again: list[Suspect], peak: int) -> None:
         """Retry a single item that ran out of memory on a worker with more: the measured peak with a margin, or twice
@@ -249,14 +283,13 @@ class FailureHandler:
             text = f"{unit.name}: more memory did not help; back to {format_size(before.memory_bytes)} per worker"
             self.state.add_note("decision", text, unit=unit.name, memory_bytes=before.memory_bytes)
 
-    def _fail_items(self, unit: UnitState, suspect: Suspect, *, always_skip: bool = False) -> int:
-        """Fail items for good: skip them, or fail the run if the stage does not skip. Returns how many were skipped;
-        none if the run fails, or their epoch would count as finished. `always_skip`: regardless of the stage's
-        `on_error`."""
+    def fail_items(self, unit: UnitState, suspect: Suspect, *, skip: bool) -> int:
+        """Fail items for good: skip them, or fail the run. Returns how many were skipped; none if the run fails, or
+        their epoch would count as finished."""
         state, epoch = self.state, suspect.epoch
         what = "item" if suspect.items == 1 else f"{suspect.items} items"
         items = _failed_items(unit, suspect)
-        if not (unit.spec.skip_failed or always_skip):
+        if not skip:
             error = f"{unit.name}: {what} failed: {suspect.error}"
             state.emit(ReportFailure(items))
             self.fail(RunFailure(error, suspect.detail, FailureCause.ITEM, items=tuple(items)))
@@ -291,7 +324,7 @@ def _parts_of_batch(parts: list[tuple[int, Message]], items: int) -> HalvedBatch
 
 
 def _failed_items(unit: UnitState, suspect: Suspect) -> list[FailedItem]:
-    keys, attempts = iter(suspect.keys), suspect.failed_attempts + 1
+    keys, attempts = iter(suspect.keys), suspect.failed_attempts + suspect.deaths + 1
     return [
         FailedItem(
             unit.name,

@@ -83,7 +83,13 @@ class UnitSpec:
     batch_size: int = 1
     retries: int = 3
     skip_failed: bool = False
-    """Record failed items and continue, instead of failing the run."""
+    """Record items that failed with an exception and continue, instead of failing the run."""
+    death_retries: int = 3
+    """Retries of items whose worker died."""
+    skip_deaths: bool = False
+    """Record items whose worker died and continue, instead of failing the run."""
+    death_backoff_s: float = 0.0
+    """Wait before the first retry after a death; it doubles with every further death."""
     retries_in_worker: bool = False
     """Workers retry calls that raise (`dt.Retry`); the controller then only isolates the items that keep failing."""
     timeout_s: float | None = None
@@ -91,6 +97,8 @@ class UnitSpec:
     retry_s: float = 0.0
     """Time that the retries of one call may take in its worker."""
     setup_timeout_s: float | None = None
+    max_setup_failures: int | None = None
+    """Consecutive failed setups that do not fail the run; None: a share of all setups may fail."""
     recycle_batches: int | None = None
     recycle_s: float | None = None
     returns: float | None = None
@@ -136,7 +144,7 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str]) -> U
     stages = tuple(pipeline.stage(name) for name in unit.stages)
     head = stages[0]
     given = [stage.returns for stage in stages if stage.returns is not None]
-    timeout_s, policy = head.timeout_s, head.error_policy
+    timeout_s, policy, death_policy = head.timeout_s, head.error_policy, head.death_policy
     return UnitSpec(
         plan=unit,
         hosted=HostedObject(unit.name, tuple(stage.code() for stage in stages), head.slots or 1),
@@ -144,10 +152,14 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str]) -> U
         batch_size=head.batch_size,
         retries=head.retries,
         skip_failed=policy.then == "skip",
+        death_retries=death_policy.times if death_policy.retry else head.retries,
+        skip_deaths=death_policy.then == "skip",
+        death_backoff_s=death_policy.backoff_s if death_policy.retry else 0.0,
         retries_in_worker=bool(policy.retry),
         retry_s=policy.times * (timeout_s or 0.0) + policy.max_wait_s if policy.retry else 0.0,
         timeout_s=None if timeout_s is None else timeout_s * len(stages),
         setup_timeout_s=head.setup_timeout_s,
+        max_setup_failures=head.max_setup_failures,
         recycle_batches=head.recycle_batches,
         recycle_s=head.recycle_s,
         returns=math.prod(given) if len(given) == len(stages) else None,

@@ -12,18 +12,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Note
-from dovetail.control.lifecycle import RunState, checked_run_move
+from dovetail.control.lifecycle import RunState, WorkerState, checked_run_move
+from dovetail.streaming.failure_streak import FailureStreak
 from dovetail.streaming.queues import UnitQueue
 from dovetail.streaming.throughput import ThroughputEstimator
 from dovetail.streaming.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dovetail.control.commands import Command
     from dovetail.control.events import RunFailure
     from dovetail.resources.shape import Shape
     from dovetail.streaming.epochs import Epoch
+    from dovetail.streaming.failure_streak import Trial
     from dovetail.streaming.settings import StreamOptions, UnitSpec
     from dovetail.streaming.worker_pool import Message, Suspect, Worker
 
@@ -248,6 +250,7 @@ class UnitState:
         "bytes_per_item",
         "children",
         "dirty",
+        "failed_calls",
         "finished",
         "flush_at",
         "guaranteed_queue_bytes",
@@ -265,6 +268,7 @@ class UnitState:
         "items_taken",
         "joins_epochs",
         "later_consumers",
+        "longest_cleared_streak",
         "low",
         "max_node_memory_bytes",
         "max_queued_items",
@@ -292,8 +296,10 @@ class UnitState:
         "spec",
         "stage_totals",
         "starved_ends",
+        "streaks",
         "suspects",
         "throughput",
+        "trial",
         "waits_for_seats",
         "workers",
         "workers_lost",
@@ -311,6 +317,10 @@ class UnitState:
         """Range of worker counts; differs from the spec while the count is pinned."""
         self.queue = UnitQueue(spec.batch_size if not spec.barrier else BARRIER_BATCH_ITEMS)
         self.suspects: deque[Suspect] = deque()
+        self.streaks: dict[int, FailureStreak] = {}
+        """Worker -> its failures since its last call that passed."""
+        self.trial: Trial | None = None
+        """Decides whether a suspected worker is broken; one at a time."""
         self.pool = WorkerPool(spec.slots)
         self.workers: dict[int, Worker] = {}
         """All workers that are not stopped or lost."""
@@ -372,6 +382,10 @@ class UnitState:
         self.idle_since: float | None = None
 
     def _init_counters(self) -> None:
+        self.failed_calls = 0
+        """Calls that raised and whose items were to blame."""
+        self.longest_cleared_streak = 0
+        """Longest streak of failures of a suspected worker that was not broken."""
         self.idle_deaths = 0
         """Consecutive worker deaths without a suspect, since the last message that finished."""
         self.recycling_workers = 0
@@ -399,7 +413,8 @@ class UnitState:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.queue.items or self.suspects or self.items_in_flight)
+        held = any(streak.held for streak in self.streaks.values()) if self.streaks else False
+        return not (self.queue.items or self.suspects or self.items_in_flight or held)
 
     # --- waves and completion
 
@@ -528,6 +543,7 @@ class UnitState:
 
     def add_suspects(self, suspects: Iterable[Suspect]) -> None:
         self.suspects.extend(suspects)
+        self.dirty = True
 
     def take_suspect(self) -> Suspect:
         return self.suspects.popleft()
@@ -543,6 +559,65 @@ class UnitState:
         """Drop everything of an epoch that waits here."""
         self.queue.remove_epoch(epoch.id)
         self.suspects = deque(suspect for suspect in self.suspects if suspect.epoch is not epoch)
+        for streak in self.streaks.values():
+            streak.drop_epoch(epoch)
+        if self.trial is not None:
+            self.trial.drop_epoch(epoch)
+
+    # --- broken workers
+
+    def streak_of(self, worker: Worker) -> FailureStreak:
+        """The streak of failures of a worker, begun if there is none."""
+        return self.streaks.setdefault(worker.id, FailureStreak())
+
+    def end_streak(self, worker: int) -> list[Suspect]:
+        """Forget the streak of a worker, and return the items that it held."""
+        streak = self.streaks.pop(worker, None)
+        return [] if streak is None else streak.take_held()
+
+    def count_failed_calls(self, calls: int) -> None:
+        self.failed_calls += calls
+
+    def clear_streak(self, length: int) -> None:
+        """The items were to blame for a streak that looked like a broken worker."""
+        self.longest_cleared_streak = max(self.longest_cleared_streak, length)
+
+    def begin_trial(self, trial: Trial) -> None:
+        self.trial = trial
+        self.add_suspects(trial.open)
+
+    def end_trial(self) -> None:
+        self.trial = None
+
+    def pause(self, worker: Worker) -> None:
+        """Send nothing further to a worker until it is known whether it is broken."""
+        if not worker.paused:
+            self.pool.remove(worker)
+            worker.pause()
+
+    def resume(self, worker: Worker) -> None:
+        if worker.paused:
+            worker.resume()
+            if worker.state is WorkerState.READY and not worker.exclusive:
+                self.pool.add(worker)
+            self.mark_dirty_with_parents()
+
+    def is_sound(self, worker: Worker) -> bool:
+        """Whether a worker can show what is wrong with items: no failure of its own is unexplained."""
+        if worker.state is not WorkerState.READY or worker.paused:
+            return False
+        streak = self.streaks.get(worker.id)
+        return streak is None or not streak.held
+
+    def waiting_suspects(self) -> Iterator[Suspect]:
+        """All failed items that are not at a worker."""
+        yield from self.suspects
+        for streak in self.streaks.values():
+            yield from streak.held
+        if self.trial is not None:
+            yield from self.trial.failed
+            if self.trial.first is not None:
+                yield self.trial.first
 
     # --- flow control
 
@@ -679,6 +754,10 @@ class UnitState:
     def count_failed(self, items: int) -> None:
         """Add failed items; a negative number when their epoch restarts."""
         self.items_failed += items
+
+    def count_taken(self, items: int) -> None:
+        """Count items that failed some time after their message."""
+        self.items_taken += items
 
     def count_retry(self) -> None:
         self.retries += 1

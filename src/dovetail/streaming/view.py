@@ -179,7 +179,7 @@ def _unit_view(unit: UnitState) -> UnitView:
     return UnitView(
         name=unit.name,
         wave=unit.spec.wave,
-        queued=unit.queue.items + sum(suspect.items for suspect in unit.suspects),
+        queued=unit.queue.items + sum(suspect.items for suspect in unit.waiting_suspects()),
         queued_bytes=unit.queue.bytes,
         in_flight=unit.items_in_flight,
         taken_total=unit.items_taken,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dovetail.control.payload import SegmentSlice
     from dovetail.resources.seat import Seats
     from dovetail.streaming.epochs import Epoch
+    from dovetail.streaming.failure_streak import Trial
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +43,7 @@ class Suspect:
     items: int
     batch_size: int
     failed_attempts: int
-    """How many failures these items were charged with."""
+    """How many exceptions these items were charged with."""
     halved_batch: HalvedBatch | None = None
     """Set for one half of a batch that ran out of memory."""
     error: str = ""
@@ -55,6 +56,19 @@ class Suspect:
     """Keys of the items, if the failure named them."""
     memory_bytes: int = 0
     """The worker must have at least this much memory."""
+    deaths: int = 0
+    """How many deaths of workers these items were charged with."""
+    failed_on: int = 0
+    """The worker in which their last call raised; 0: none did."""
+    trial: Trial | None = None
+    """The trial for which they run."""
+    broke_worker: bool = False
+    """Their worker was broken after they failed in it: if they fail again, they are to blame."""
+
+    @property
+    def needs_sound_worker(self) -> bool:
+        """Whether a failure must not be the fault of the worker."""
+        return self.trial is not None or self.broke_worker
 
     def require_memory(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
@@ -133,8 +147,10 @@ class Worker:
         "exclusive",
         "has_timeout_timer",
         "id",
+        "is_broken",
         "messages",
         "node",
+        "paused",
         "ready_at",
         "recycling",
         "requested_at",
@@ -159,6 +175,10 @@ class Worker:
         self.busy_s = 0.0
         self.exclusive = False
         """It runs a suspect and nothing else, or waits until it can."""
+        self.paused = False
+        """It gets no messages until a trial has shown whether it is broken."""
+        self.is_broken = False
+        """It is replaced because it is broken."""
         self.stop_reason = ""
         self.recycling = False
         """It is being replaced because of its age, or replaces such a worker."""
@@ -189,6 +209,15 @@ class Worker:
 
     def make_exclusive(self) -> None:
         self.exclusive = True
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def mark_broken(self) -> None:
+        self.is_broken = True
 
     def set_timeout_timer(self, running: bool) -> None:
         self.has_timeout_timer = running
@@ -259,7 +288,7 @@ class WorkerPool:
         del worker.messages[message.id]
         if was_exclusive and not worker.messages:
             worker.exclusive = False
-        if not worker.exclusive and worker.state is WorkerState.READY:
+        if not (worker.exclusive or worker.paused) and worker.state is WorkerState.READY:
             self.add(worker)
         return was_exclusive and not worker.exclusive
 
@@ -278,6 +307,14 @@ class WorkerPool:
         """A worker without messages."""
         by_node = self.by_load[0]
         return next(iter(next(iter(by_node.values())).values())) if by_node else None
+
+    def is_idle(self, worker: Worker) -> bool:
+        return worker.id in self.by_load[0].get(worker.node, ())
+
+    def idle_workers(self) -> Iterator[Worker]:
+        """All workers without messages."""
+        for on_node in self.by_load[0].values():
+            yield from on_node.values()
 
     def with_prefetched(self) -> Iterator[Worker]:
         """Workers with a message beyond their slots, which another worker could run."""

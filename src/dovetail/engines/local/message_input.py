@@ -245,4 +245,5 @@ def failure_as_tuple(failure: CallFailure) -> tuple[Any, ...]:
         failure.place,
         failure.code,
         failure.fix,
+        failure.worker_broken,
     )

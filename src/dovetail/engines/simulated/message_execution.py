@@ -98,7 +98,9 @@ class TrackedMessage:
             memory = isinstance(self._end, OutOfMemory)
             error = self._end.text if isinstance(self._end, Raises) else "MemoryError: simulated"
             keys = tuple(self._keys[start:stop])
-            self.failures.append(CallFailure(start, stop, error, out_of_memory=memory, keys=keys))
+            broken = isinstance(self._end, Raises) and self._end.worker_broken
+            failure = CallFailure(start, stop, error, out_of_memory=memory, keys=keys, worker_broken=broken)
+            self.failures.append(failure)
         given = self._call if self._end is None else []
         if given != self._keys[start:stop]:
             self.changes.append((start, stop, len(given)))
@@ -109,6 +111,11 @@ class TrackedMessage:
         limit = unit.behaviour.memory_items
         if limit is not None and together > limit:
             return OutOfMemory()
+        if key in unit.behaviour.poison:
+            self._hosting.poison()
+        if self._hosting.broken:
+            self._attempts[unit.name, key] += 1
+            return Raises("RuntimeError: the worker is poisoned")
         if unit.behaviour.item is None:
             return Gives(unit.outputs_of_item(sum(key)))
         self._attempts[unit.name, key] += 1

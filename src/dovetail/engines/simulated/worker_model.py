@@ -192,7 +192,7 @@ class CallRequest:
 class SimulatedObject:
     """One object in a worker: free slots, and a queue of work in the order sent."""
 
-    __slots__ = ("_instance", "free", "hosted", "slower", "unit", "waiting", "worker")
+    __slots__ = ("_instance", "broken", "free", "hosted", "slower", "unit", "waiting", "worker")
 
     def __init__(self, worker: SimulatedWorker, hosted: HostedObject, unit: SimulatedUnit) -> None:
         self.worker = worker
@@ -200,8 +200,13 @@ class SimulatedObject:
         self.unit = unit
         self.slower = unit.draw_slowness()
         self.free = hosted.slots
+        self.broken = False
+        """It got a poison item (`Behaviour.poison`) and raises from then on."""
         self.waiting: deque[RunBatches | CallRequest] = deque()
         self._instance: Any = None
+
+    def poison(self) -> None:
+        self.broken = True
 
     def answer(self, asked: CallRequest) -> Any:
         """Calls are made on the real object; only their duration is simulated. Without an object they return None."""

@@ -56,6 +56,8 @@ class Raises:
     """The call raises; `text` is type and message."""
 
     text: str = "ValueError: simulated"
+    worker_broken: bool = False
+    """See `CallFailure`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class Behaviour:
     oom: Literal["death", "raise"] = "death"
     peak_bytes: int = 0
     """Host memory that a worker reports."""
+    poison: frozenset[Key] = frozenset()
+    """In a tracked run: items that raise and leave their worker raising for every later item."""
     item: Callable[[Key, int], ItemOutcome] | None = None
     """In a tracked run: the outcome of an item at this attempt of the unit, counted from 1."""
 

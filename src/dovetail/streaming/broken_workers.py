@@ -1,0 +1,330 @@
+"""Broken workers: which failures are the fault of the worker, and replacement of such a worker.
+
+An exception that means a broken process (`CallFailure.worker_broken`) replaces its worker at once. Otherwise items that
+fail are held until their worker passes another call, has nothing else to do, or is suspected (see `failure_streak`):
+
+| the worker | its held items |
+|---|---|
+| passes another call, or becomes idle | are charged: retried, or given up |
+| is suspected | are tried on workers whose last call passed; if there is none, the worker is replaced first |
+| is suspected, and one of them passes elsewhere | the worker is replaced; the others are charged only if they fail again |
+| is suspected, and all of them fail elsewhere | are charged; the worker continues |
+| dies, or is replaced | are retried without being charged |
+
+Items that failed first in a worker that was found to be broken, or with whose call it broke, get one further call: if it
+fails, they are to blame and fail, whatever `retries` is. Stages with `on_error="fail"` hold nothing: their items are
+retried at once, and their suspected workers are replaced without a trial. A service holds nothing of the first failure
+of a streak, because a request waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dovetail.control.lifecycle import WorkerState
+from dovetail.streaming.failure_streak import MAX_HELD_CALLS, Trial, is_suspicious
+from dovetail.streaming.retry import suspects_of_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dovetail.control.events import CallFailure
+    from dovetail.streaming.epochs import EpochTracker
+    from dovetail.streaming.failure_streak import FailureStreak
+    from dovetail.streaming.fleet import Fleet
+    from dovetail.streaming.retry import FailureHandler
+    from dovetail.streaming.state import StreamState, UnitState
+    from dovetail.streaming.worker_pool import Message, Suspect, Worker
+
+
+class BrokenWorkers:
+    """Decides whether items or their worker are to blame for failed calls."""
+
+    def __init__(
+        self, state: StreamState, fleet: Fleet, epoch_tracker: EpochTracker, failure_handler: FailureHandler
+    ) -> None:
+        self.state = state
+        self.fleet = fleet
+        self.epoch_tracker = epoch_tracker
+        self.failure_handler = failure_handler
+        self.units: dict[str, UnitState] = {}
+        """Units with streaks of failures or a trial."""
+
+    # --- results of calls
+
+    def on_message_passed(self, unit: UnitState, worker: Worker, message: Message) -> None:
+        """All calls of a message passed."""
+        trial = message.suspect.trial if message.suspect is not None else None
+        if trial is not None:
+            self._on_trial_passed(unit, trial)
+        self._end_streak(unit, worker)
+
+    def on_calls_failed(
+        self, unit: UnitState, worker: Worker, message: Message, failures: Sequence[CallFailure], peak: int
+    ) -> int:
+        """Handle the calls of a message that raised. Returns how many of their items failed for good."""
+        trial = message.suspect.trial if message.suspect is not None else None
+        # a retry in the worker where the items failed says nothing new about the worker
+        is_new = message.suspect is None or message.suspect.failed_on != worker.id
+        broke_worker = message.suspect is not None and message.suspect.broke_worker
+        settled = 0
+        reached = 0
+        for failure in sorted(failures, key=lambda failure: failure.start):
+            if failure.start > reached:
+                self._end_streak(unit, worker)
+            reached = failure.stop
+            counts = is_new
+            for suspect in suspects_of_failure(message, failure, worker.id):
+                if failure.verdict:
+                    failed = self.failure_handler.on_verdict(unit, suspect, failure)
+                elif failure.worker_broken:
+                    failed = self._on_worker_broken(unit, worker, message, suspect, broke_worker=broke_worker)
+                elif trial is not None:
+                    trial.add_failed(suspect)
+                    failed = 0
+                elif unit.spec.barrier or failure.out_of_memory:
+                    failed = self._charge_now(unit, suspect, failure, peak)
+                elif broke_worker and worker.id not in unit.streaks:
+                    self.streak_of(unit, worker).count()
+                    failed = self.failure_handler.fail_items(unit, suspect, skip=unit.spec.skip_failed)
+                else:
+                    failed = self._on_ordinary_failure(unit, worker, suspect, is_new=counts)
+                counts = False  # parts of one call
+                broke_worker = False  # items after the first one may be victims of the worker
+                suspect.epoch.settle(unit.index, failed)
+                settled += failed
+        if reached < message.items:
+            self._end_streak(unit, worker)
+            if trial is not None:
+                self._on_trial_passed(unit, trial)
+        return settled
+
+    def on_message_ended(self, message: Message) -> None:
+        """A message has left its worker, whatever its result, and does not run again."""
+        if message.suspect is not None and message.suspect.trial is not None:
+            message.suspect.trial.close(message.suspect)
+
+    def _charge_now(self, unit: UnitState, suspect: Suspect, failure: CallFailure, peak: int) -> int:
+        if failure.out_of_memory:
+            return self.failure_handler.on_out_of_memory(unit, suspect, failure, peak)
+        return self.failure_handler.charge(unit, suspect)
+
+    def _on_ordinary_failure(self, unit: UnitState, worker: Worker, suspect: Suspect, *, is_new: bool) -> int:
+        streak = self.streak_of(unit, worker)
+        if is_new:
+            streak.count()
+        settled = 0
+        if unit.spec.skip_failed and (streak.length > 1 or not self.state.options.serving):
+            streak.hold(suspect)
+            if len(streak.held) > MAX_HELD_CALLS:
+                self._release(unit, [streak.take_oldest()])
+        else:
+            unit.count_failed_calls(1)
+            settled = self.failure_handler.charge(unit, suspect)
+        if is_new and self._is_suspicious(unit, streak, at_end=False):
+            self._suspect(unit, worker, streak)
+        return settled
+
+    def _end_streak(self, unit: UnitState, worker: Worker) -> None:
+        """A call passed: the worker is not to blame for the failures before it."""
+        if worker.id in unit.streaks:
+            self._release(unit, unit.end_streak(worker.id))
+            unit.resume(worker)
+
+    def _release(self, unit: UnitState, suspects: Iterable[Suspect]) -> None:
+        """Charge items that were held: they are retried or fail."""
+        for suspect in suspects:
+            unit.count_failed_calls(1)
+            self._settle(unit, suspect, self.failure_handler.charge(unit, suspect))
+        unit.mark_dirty()
+
+    def _settle(self, unit: UnitState, suspect: Suspect, failed: int) -> None:
+        if failed:
+            unit.count_taken(failed)
+            suspect.epoch.settle(unit.index, failed)
+            self.epoch_tracker.propagate_completion(suspect.epoch, unit)
+
+    # --- broken and suspected workers
+
+    def streak_of(self, unit: UnitState, worker: Worker) -> FailureStreak:
+        self.units[unit.name] = unit
+        return unit.streak_of(worker)
+
+    def _on_worker_broken(
+        self, unit: UnitState, worker: Worker, message: Message, suspect: Suspect, *, broke_worker: bool
+    ) -> int:
+        """The exception of a call means that its worker is broken. Returns how many items failed for good."""
+        if not self._replace(unit, worker, f"its process is broken: {suspect.error}"):
+            self._put_back(unit, message, suspect)  # it fails everything until it is gone
+            return 0
+        if unit.spec.barrier:
+            return self.failure_handler.charge(unit, suspect)
+        unit.count_retry()
+        if broke_worker or not (unit.spec.skip_failed or unit.spec.retries):
+            return self.failure_handler.fail_items(unit, suspect, skip=unit.spec.skip_failed)
+        self._retry_culprit(unit, suspect)
+        return 0
+
+    def _put_back(self, unit: UnitState, message: Message, suspect: Suspect) -> None:
+        """Queue items of a broken worker again, without charging them."""
+        if message.suspect is None or message.suspect.broke_worker:
+            unit.queue.put_back(suspect.epoch.id, suspect.parts, self.state.now)
+        else:
+            unit.add_suspects([suspect])
+
+    def _retry_culprit(self, unit: UnitState, suspect: Suspect) -> None:
+        """Call items again whose worker was broken after they failed in it, one by one."""
+        charged = suspect.failed_attempts + 1
+        unit.add_suspects([replace(suspect, failed_attempts=charged, batch_size=1, broke_worker=True, trial=None)])
+
+    def _retry_victims(self, unit: UnitState, held: list[Suspect]) -> None:
+        """Retry the held items of a broken worker without charging them; the first one may have broken it."""
+        unit.add_suspects(held[1:])
+        if held:
+            self._retry_culprit(unit, held[0])
+
+    def _replace(self, unit: UnitState, worker: Worker, reason: str) -> bool:
+        """Replace a broken worker; False: it is leaving already. Its held items run elsewhere, uncharged."""
+        if not self.fleet.replace(worker, reason):
+            return False
+        self._retry_victims(unit, unit.end_streak(worker.id))
+        worker.mark_broken()
+        text = f"worker {worker.id} of {unit.name} is replaced: {reason}"
+        self.state.add_note("worker", text, worker=worker.id, unit=unit.name, reason=reason)
+        return True
+
+    def _is_suspicious(self, unit: UnitState, streak: FailureStreak, *, at_end: bool) -> bool:
+        calls = max(unit.batches - streak.length, unit.failed_calls)
+        looks = 1 if at_end else calls
+        return is_suspicious(streak.length, unit.failed_calls, calls, looks, unit.longest_cleared_streak)
+
+    def _suspect(self, unit: UnitState, worker: Worker, streak: FailureStreak) -> None:
+        """Find out whether a worker is broken: try the items that failed in it on other workers."""
+        if worker.state is not WorkerState.READY:
+            return  # its items run elsewhere when it is gone
+        if unit.trial is not None:
+            if self._has_trial_worker(unit):
+                self._pause(unit, worker)  # until that trial has ended
+            else:
+                self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
+            return
+        count = f"{streak.length} calls failed in succession, the last with {self._last_error(streak)}"
+        length, held = streak.length, unit.end_streak(worker.id)
+        if not held:
+            unit.clear_streak(length)
+            self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
+            return
+        first = held[0] if len(held) > 1 else None
+        trial = Trial(worker.id, length, first)
+        trial.begin(replace(suspect, trial=trial) for suspect in reversed(held if first is None else held[1:]))
+        if any(unit.is_sound(other) for other in unit.workers.values() if other is not worker):
+            self._pause(unit, worker)
+            text = f"worker {worker.id} of {unit.name} is suspected: {count}; their items are tried on other workers"
+            self.state.add_note("worker", text, worker=worker.id, unit=unit.name)
+        else:
+            self._replace(unit, worker, f"{count}; their items are tried on the new worker")
+        unit.begin_trial(trial)
+
+    def _has_trial_worker(self, unit: UnitState) -> bool:
+        """Whether a trial can run in some worker of the unit, now or later."""
+        return any(
+            unit.is_sound(worker) or worker.will_be_replaced or worker.state is WorkerState.STARTING
+            for worker in unit.workers.values()
+        )
+
+    def _last_error(self, streak: FailureStreak) -> str:
+        return streak.held[-1].error if streak.held else "an exception"
+
+    def _pause(self, unit: UnitState, worker: Worker) -> None:
+        unit.pause(worker)
+        self.fleet.cancel_messages(worker)
+
+    def _on_trial_passed(self, unit: UnitState, trial: Trial) -> None:
+        if trial.passed:
+            return
+        trial.mark_passed()
+        worker = self.state.workers.get(trial.worker)
+        if worker is not None and unit.trial is trial:
+            self._replace(unit, worker, f"{trial.streak} calls failed in it in succession, and one passed in another")
+
+    def _finish_trial(self, unit: UnitState, trial: Trial) -> None:
+        unit.end_trial()
+        if trial.passed:
+            for suspect in trial.failed:
+                if suspect.failed_attempts < unit.spec.retries:
+                    self._retry_culprit(unit, suspect)  # it failed in both workers, and may have broken the other, too
+                else:
+                    self._release(unit, [suspect])
+            if trial.first is not None:
+                self._retry_culprit(unit, trial.first)
+        else:
+            unit.clear_streak(trial.streak)
+            first = [] if trial.first is None else [trial.first]
+            twice = [replace(suspect, failed_attempts=suspect.failed_attempts + 1) for suspect in trial.failed]
+            self._release(unit, [*first, *twice])
+            worker = self.state.workers.get(trial.worker)
+            if worker is not None:
+                unit.resume(worker)
+        for number, streak in list(unit.streaks.items()):
+            other = self.state.workers.get(number)
+            if other is not None and other.paused:
+                if unit.trial is None and self._is_suspicious(unit, streak, at_end=False):
+                    self._suspect(unit, other, streak)
+                elif unit.trial is None:
+                    unit.resume(other)
+        unit.mark_dirty()
+
+    # --- workers that leave, and workers that are idle
+
+    def on_worker_gone(self, worker: Worker, *, died: bool) -> None:
+        """Retry or charge the held items of a worker that died or stopped."""
+        unit = self.state.units_by_name[worker.unit]
+        held = unit.end_streak(worker.id)
+        if worker.is_broken:
+            self._retry_victims(unit, held)
+        elif died:
+            unit.add_suspects(held)
+        elif held:
+            self._release(unit, held)
+        unit.mark_dirty()
+
+    def advance(self) -> bool:
+        """Decide about the failures of workers that have nothing else to do, and end trials. Call it after dispatch;
+        True: something changed."""
+        changed = False
+        for unit in list(self.units.values()):
+            trial = unit.trial
+            if trial is not None and not trial.open:
+                self._finish_trial(unit, trial)
+                changed = True
+            elif trial is not None:
+                changed = self._unblock_trial(unit) or changed
+            for number, streak in list(unit.streaks.items()):
+                worker = self.state.workers.get(number)
+                if streak.held and worker is not None and self._is_idle(unit, worker):
+                    self._on_idle(unit, worker, streak)
+                    changed = True
+            if not unit.streaks and unit.trial is None:
+                del self.units[unit.name]
+        return changed and not self.state.is_ending
+
+    def _unblock_trial(self, unit: UnitState) -> bool:
+        """Replace a paused worker if a trial waits and all other workers are gone."""
+        if any(not worker.paused for worker in unit.workers.values()):
+            return False
+        return any(
+            self._replace(unit, worker, "no other worker is left to try the items that failed in it")
+            for worker in list(unit.workers.values())
+        )
+
+    def _is_idle(self, unit: UnitState, worker: Worker) -> bool:
+        waits = worker.messages or worker.paused or unit.queue.ready
+        return worker.state is WorkerState.READY and not waits
+
+    def _on_idle(self, unit: UnitState, worker: Worker, streak: FailureStreak) -> None:
+        at_end = unit.input_complete and not unit.queue.items
+        if self._is_suspicious(unit, streak, at_end=at_end):
+            self._suspect(unit, worker, streak)
+        else:
+            self._release(unit, streak.take_held())
