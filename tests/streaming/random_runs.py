@@ -262,7 +262,9 @@ def _behaviour(random: Random, unit: str, has_timeout: bool, failures: bool) -> 
         memory_items=random.choice((None, None, 3)) if failures else None,
         oom=random.choice(("death", "raise")),
         bytes_out=random.choice((0, 100)),
-        poison=frozenset((random.randrange(200),) for _ in range(random.choice((0, 0, 1, 3)))) if failures else frozenset(),
+        poison=frozenset((random.randrange(200),) for _ in range(random.choice((0, 0, 1, 3))))
+        if failures
+        else frozenset(),
         item=item,
     )
 

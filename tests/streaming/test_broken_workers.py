@@ -90,7 +90,10 @@ def test_the_cost_is_bounded_where_all_rows_are_bad(workers: int) -> None:
 def test_an_exception_that_means_a_broken_process_replaces_the_worker_at_once() -> None:
     bad = (50,)
     rig = run(
-        Behaviour(0.1, item=lambda key, _: Raises("AcceleratorError: CUDA error", worker_broken=True) if key == bad else Gives()),
+        Behaviour(
+            0.1,
+            item=lambda key, _: Raises("AcceleratorError: CUDA error", worker_broken=True) if key == bad else Gives(),
+        ),
         200,
         2,
     )

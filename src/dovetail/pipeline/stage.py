@@ -131,7 +131,9 @@ class Stage:
     def failure_rules(self) -> FailureRules:
         """Names of exception types and what they mean for the worker; "*": all others."""
         given = {} if self.on_failure is None else self.on_failure
-        return tuple(given.items()) if isinstance(given, Mapping) else ((ANY_EXCEPTION, given),)
+        if not isinstance(given, Mapping):
+            return ((ANY_EXCEPTION, given),)
+        return tuple((str(exception_name(kind)), action) for kind, action in given.items())
 
     @property
     def timeout_s(self) -> float | None:

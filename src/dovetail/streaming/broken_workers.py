@@ -7,12 +7,12 @@ fail are held until their worker passes another call, has nothing else to do, or
 |---|---|
 | passes another call, or becomes idle | are charged: retried, or given up |
 | is suspected | are tried on workers whose last call passed; if there is none, the worker is replaced first |
-| is suspected, and one of them passes elsewhere | the worker is replaced; the others are charged only if they fail again |
+| is suspected, and one passes elsewhere | the worker is replaced; the others are charged only if they fail again |
 | is suspected, and all of them fail elsewhere | are charged; the worker continues |
 | dies, or is replaced | are retried without being charged |
 
-Items that failed first in a worker that was found to be broken, or with whose call it broke, get one further call: if it
-fails, they are to blame and fail, whatever `retries` is. Stages with `on_error="fail"` hold nothing: their items are
+Items that failed first in a worker that was found to be broken, or with whose call it broke, get one further call: if
+it fails, they are to blame and fail, whatever `retries` is. Stages with `on_error="fail"` hold nothing: their items are
 retried at once, and their suspected workers are replaced without a trial. A service holds nothing of the first failure
 of a streak, because a request waits for it.
 """

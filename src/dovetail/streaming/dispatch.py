@@ -244,7 +244,12 @@ def _busy_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
     if suspect.memory_bytes:
         return _large_worker(pool.by_load[1 : pool.max_messages], suspect)
     if suspect.needs_sound_worker:
-        busy = (worker for by_node in pool.by_load[1 : pool.max_messages] for on_node in by_node.values() for worker in on_node.values())
+        busy = (
+            worker
+            for by_node in pool.by_load[1 : pool.max_messages]
+            for on_node in by_node.values()
+            for worker in on_node.values()
+        )
         return _sound_worker(unit, busy)
     worker = pool.least_loaded("")
     return worker if worker is not None and worker.messages else None
