@@ -274,8 +274,8 @@ STAGE = record_of(
         Field(
             "on_failure",
             ON_FAILURE,
-            "What exceptions mean for the worker, by type: retry keeps it, restart replaces it; if left out, CUDA errors "
-            "and the like replace it.",
+            "What exceptions mean for the worker, by type: retry keeps it, restart replaces it; if left out, CUDA "
+            "errors and the like replace it.",
         ),
         Field("timeout", DURATION, "Time limit of one call: seconds, or 90s, 5m, 1h."),
         Field("setup_timeout", DURATION, "Time limit for a worker to become ready: seconds, or 90s, 5m, 1h."),
