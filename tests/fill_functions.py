@@ -299,3 +299,37 @@ def hangs(id: int) -> int:
         except TimeoutError:
             continue
     return 2 * id
+
+
+class AcceleratorError(RuntimeError):
+    """As torch.AcceleratorError."""
+
+
+@dt.udf
+class BreaksAt:
+    """Its object raises from one row on, like a process after a CUDA error."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def __call__(self, id: int) -> int:
+        self.broken = self.broken or id == BAD
+        if self.broken:
+            raise AcceleratorError("CUDA error: unspecified launch failure")
+        return 2 * id
+
+
+class ArraysThatBreak:
+    """The same for a function of arrays."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def __call__(self, id: pa.Array) -> pa.Array:
+        self.broken = self.broken or BAD in id.to_pylist()
+        if self.broken:
+            raise AcceleratorError("CUDA error: unspecified launch failure")
+        return pc.multiply(id, 2)
+
+
+arrays_that_break = dt.udf(ArraysThatBreak, data_type="int64")

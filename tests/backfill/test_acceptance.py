@@ -272,6 +272,17 @@ def test_rows_that_kill_their_worker_are_isolated_and_no_process_is_left(tmp_pat
     until(lambda: not children() - before, "all workers are gone")
 
 
+@pytest.mark.parametrize("function", [fns.BreaksAt, fns.arrays_that_break])
+def test_a_row_that_leaves_its_process_broken_costs_no_other_row(tmp_path: Path, function: dt.Udf) -> None:
+    uri = made(tmp_path, 1000, 1000)
+    filled = dt.table(uri).backfill("n", function, cluster=HALF, on_error="skip")
+    assert filled.errors == 1
+    assert by_id(uri, "n") == twice(range(1000), [fns.BAD])
+    (error,) = dt.table(uri).errors("n")
+    assert (error.row, error.error) == (fns.BAD, "AcceleratorError")
+    assert not left_over(uri)
+
+
 @pytest.mark.processes
 def test_a_row_that_kills_the_worker_of_a_function_of_arrays_is_isolated(tmp_path: Path) -> None:
     uri = made(tmp_path, 1000, 1000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import dovetail as dt
@@ -39,7 +41,7 @@ def test_a_file_and_python_specify_the_same_policies() -> None:
     parsed = parse_pipeline_data(FILE)
     assert parsed.problems == ()
     (in_file,) = parsed.stages
-    rules = {"MyEngineError": "restart", "lost the device": "restart", DistBackendError: "retry"}
+    rules: Any = {"MyEngineError": "restart", "lost the device": "restart", DistBackendError: "retry"}
     retry = dt.Retry(times=1, backoff="10s", then="skip")
     in_python = dt.Stage("a", same, on_death=retry, on_failure=rules, max_setup_failures=2)
     for found in (in_file, in_python):

@@ -78,6 +78,10 @@ class ComputedRange:
         self.size_bytes += batch.nbytes
 
 
+class WorkerBrokenError(Exception):
+    """A row left the process of its worker broken: `worker_stage` has the worker replaced."""
+
+
 class RangeWorker:
     """Stage function: a list of tasks in, their results out."""
 
@@ -140,6 +144,8 @@ class RangeWorker:
             if self.table.version != self.job.version and not self._is_unchanged(task, self.table):
                 return RangeResult(task, task.stop, worker=self.worker_key, fragment_changed=True)
             return self._process(task)
+        except WorkerBrokenError:
+            raise
         except Exception as error:
             if self._was_rewritten(task):
                 return RangeResult(task, task.stop, worker=self.worker_key, fragment_changed=True)
@@ -210,6 +216,8 @@ class RangeWorker:
                 window = self.reader.window(task, piece.stop, stop)
             with _Timer(times, "compute"):
                 called = self._call_udf(task, window, until)
+            if called is not None and called.broken is not None:
+                called = self._on_process_broken(task, window, called, called.broken)
             self._add_results(task, piece, window, called)
             if piece.failed is not None or time.monotonic() >= until or piece.size_bytes >= self.job.part_bytes:
                 break
@@ -241,6 +249,22 @@ class RangeWorker:
         if end > piece.stop:
             piece.add(window.scatter(self.job, called.arrays, end))
         piece.stop = end
+
+    def _on_process_broken(
+        self, task: RangeTask, window: RowWindow, called: BatchResult, broken: tuple[int, int]
+    ) -> BatchResult:
+        """Have this worker replaced: another one tries the rows alone. A row that broke that one too is to blame."""
+        first, last = window.row_at(broken[0]), window.row_at(broken[1] - 1) + 1
+        again = any(
+            (mark.start, mark.stop) == (first, last) and mark.time >= MIN_DEATHS_TO_BLAME
+            for mark in self.checkpoints.scan(task).tried
+            if mark.run == self.job.run
+        )
+        if again and last - first == 1 and not called.rows:
+            return replace(called, rows=1, arrays=self.caller.nulls(1), stopped=False, broken=None)
+        self.checkpoints.mark(task, AttemptMark(first, last, self.job.run))
+        reason = f": {called.failures[-1].error_type}: {called.failures[-1].message}" if called.failures else ""
+        raise WorkerBrokenError(f"row {first} of fragment {task.fragment} left its worker broken{reason}")
 
     # --- rows that kill workers
 

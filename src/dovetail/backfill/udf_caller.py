@@ -17,6 +17,7 @@ from dovetail.backfill.udf import takes_worker
 from dovetail.backfill.value_conversion import ValueConverter
 from dovetail.engines.call_retry import retry_call
 from dovetail.engines.call_timeout import SoftTimeout, Watchdog
+from dovetail.engines.exception_summary import is_worker_broken
 from dovetail.engines.object_loader import bound_call
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class BatchResult:
     failures: list[FailedRow]
     stopped: bool
     """Whether the next row failed and ends the run."""
+    broken: tuple[int, int] | None = None
+    """Rows [start, stop) whose call raised an exception that means a broken process; none after them was called."""
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class ResultBuffer:
     rows: int = 0
     nbytes: int = 0
     stopped: bool = False
+    broken: tuple[int, int] | None = None
 
     def add(self, arrays: list[Any], rows: int) -> None:
         self.pieces.append(arrays)
@@ -94,7 +98,7 @@ class ResultBuffer:
         for number, kind in enumerate(types):
             arrays = [piece[number] for piece in self.pieces if len(piece[number])]
             joined.append(arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) if arrays else pa.nulls(0, kind))
-        return BatchResult(self.rows, joined, self.failures, self.stopped)
+        return BatchResult(self.rows, joined, self.failures, self.stopped, self.broken)
 
 
 class UdfCaller:
@@ -231,7 +235,7 @@ class UdfCaller:
                 error = self._retry_row(batch, start + at, error, results)
                 if error is not None:
                     gathered.failures.append(capture_failure(start + at, error))
-                    if self.on_error.then == "fail":
+                    if self.on_error.then == "fail" or self._is_broken(gathered, start + at, 1, error):
                         break
                     results.append(self.converter.null_result)
                     error = None
@@ -263,7 +267,7 @@ class UdfCaller:
                 error = self._retry_row(batch, row, raised, results)
             if error is not None:
                 gathered.failures.append(capture_failure(row, error))
-                if self.on_error.then == "fail":
+                if self.on_error.then == "fail" or self._is_broken(gathered, row, 1, error):
                     break
                 results.append(self.converter.null_result)
                 error = None
@@ -304,6 +308,7 @@ class UdfCaller:
                     self.on_error,
                     error,
                     lambda: self.call_timed(self.call, self.row_arguments(batch, row), row, 1),
+                    is_worker_broken,
                 )
             )
         except BaseException as last:
@@ -345,6 +350,8 @@ class UdfCaller:
         try:
             arrays = self.converter.arrays(self.call_timed(self.call, args, start, piece.num_rows), piece.num_rows)
         except BaseException as error:
+            if piece.num_rows > 1 and self._is_broken(gathered, start, piece.num_rows, error):
+                return
             self._call_rows_singly(batch, start, piece.num_rows, until, gathered, error)
         else:
             self.pace.record(piece.num_rows, time.perf_counter() - began)
@@ -361,7 +368,7 @@ class UdfCaller:
                 arrays = self._call_one_row(batch, row, error if rows == 1 else None)
             except BaseException as last:
                 gathered.failures.append(capture_failure(row, last))
-                if self.on_error.then == "fail":
+                if self.on_error.then == "fail" or self._is_broken(gathered, row, 1, last):
                     gathered.stopped = True
                     return
                 arrays = self.nulls(1)
@@ -378,7 +385,15 @@ class UdfCaller:
                 return call()
             except BaseException as raised:
                 error = raised
-        return retry_call(self.on_error, error, call)
+        return retry_call(self.on_error, error, call, is_worker_broken)
+
+    def _is_broken(self, gathered: ResultBuffer, start: int, rows: int, error: BaseException) -> bool:
+        """Whether an exception means that this process is of no more use: then the run ends before these rows."""
+        if self.on_error.then == "fail" or not is_worker_broken(error):
+            return False
+        gathered.broken = (start, start + rows)
+        gathered.stopped = True
+        return True
 
     def nulls(self, rows: int) -> list[Any]:
         import pyarrow as pa

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.backfill.range_worker import RangeWorker
+from dovetail.backfill.range_worker import RangeWorker, WorkerBrokenError
 from dovetail.backfill.task import FillJob, OutputColumn
 from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS
 from dovetail.errors import UNSET, Call, Change, InfeasibleError, Subject
@@ -95,7 +95,15 @@ def make_stage(job: FillJob, udf: Udf, arguments: BackfillArguments) -> Stage:
 def _make_stage(run: Any, udf: Udf, arguments: BackfillArguments) -> Stage:
     workers = (1, arguments.workers) if isinstance(arguments.workers, int) else arguments.workers
     slots = None if udf.is_async else arguments.slots or udf.slots
-    return Stage(_stage_name(udf), run, udf.resources, workers=workers, slots=slots, retries=MAX_WORKER_DEATHS)
+    return Stage(
+        _stage_name(udf),
+        run,
+        udf.resources,
+        workers=workers,
+        slots=slots,
+        retries=MAX_WORKER_DEATHS,
+        on_failure={WorkerBrokenError: "restart"},
+    )
 
 
 def known_rate(pipeline: Pipeline, cluster: Cluster | str) -> float | None:

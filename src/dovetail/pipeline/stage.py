@@ -60,7 +60,7 @@ class Stage:
     """When a call fails: fail the run, skip its items, or retry it in its worker (`dt.Retry`)."""
     on_death: Literal["fail", "skip"] | Retry | None = None
     """When the worker dies in a call, or is killed after its timeout; None: as on_error, after `retries` retries."""
-    on_failure: FailureAction | Mapping[str | type[BaseException], FailureAction] | None = None
+    on_failure: FailureAction | Mapping[Any, FailureAction] | None = None
     """What an exception means for its worker, by type: "retry" keeps the worker, "restart" replaces it."""
     timeout: float | str | None = None
     """Time limit of one call: seconds, or "90s", "5m", "1h"."""

@@ -13,8 +13,8 @@ fail are held until their worker passes another call, has nothing else to do, or
 
 Items that failed first in a worker that was found to be broken, or with whose call it broke, get one further call: if
 it fails, they are to blame and fail, whatever `retries` is. Stages with `on_error="fail"` hold nothing: their items are
-retried at once, and their suspected workers are replaced without a trial. A service holds nothing of the first failure
-of a streak, because a request waits for it.
+retried at once, up to `retries` times, and their suspected workers are replaced without a trial. A service holds
+nothing of the first failure of a streak, because a request waits for it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class BrokenWorkers:
         if unit.spec.barrier:
             return self.failure_handler.charge(unit, suspect)
         unit.count_retry()
-        if broke_worker or not (unit.spec.skip_failed or unit.spec.retries):
+        used_up = suspect.failed_attempts >= unit.spec.retries
+        if broke_worker if unit.spec.skip_failed else used_up:
             return self.failure_handler.fail_items(unit, suspect, skip=unit.spec.skip_failed)
         self._retry_culprit(unit, suspect)
         return 0
@@ -175,8 +176,8 @@ class BrokenWorkers:
 
     def _retry_culprit(self, unit: UnitState, suspect: Suspect) -> None:
         """Call items again whose worker was broken after they failed in it, one by one."""
-        charged = suspect.failed_attempts + 1
-        unit.add_suspects([replace(suspect, failed_attempts=charged, batch_size=1, broke_worker=True, trial=None)])
+        charged, is_last = suspect.failed_attempts + 1, unit.spec.skip_failed
+        unit.add_suspects([replace(suspect, failed_attempts=charged, batch_size=1, broke_worker=is_last, trial=None)])
 
     def _retry_victims(self, unit: UnitState, held: list[Suspect]) -> None:
         """Retry the held items of a broken worker without charging them; the first one may have broken it."""
