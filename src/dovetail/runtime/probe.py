@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.sample import PIECES, Sample
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan, UnitPlan
 
 MAX_CALL_S = 20.0
-"""A probe is cancelled if no call returns within this time, or within twice this time at most."""
+"""A probe is cancelled if no call returns for this time."""
 
 
 def probe(
@@ -67,13 +68,17 @@ def probe(
 def _wait_for_end(running: Run) -> RunSummary:
     """The summary of the probe, which is cancelled if its calls do not return; the time of setups is not limited."""
     progress: object = None
+    changed_at = monotonic()
     while True:
         try:
-            return running.wait(MAX_CALL_S)
+            return running.wait(MAX_CALL_S / 4)
         except TimeoutError:
             units = running.stats.units
+            is_set_up = all(unit.started - unit.stopped - unit.lost <= unit.ready for unit in units)
             before, progress = progress, [(unit.name, unit.taken, unit.ready) for unit in units]
-            if progress == before and all(unit.ready for unit in units):
+            if progress != before or not is_set_up or not any(unit.ready for unit in units):
+                changed_at = monotonic()
+            elif monotonic() - changed_at >= MAX_CALL_S:
                 running.cancel("its calls do not return")
 
 
