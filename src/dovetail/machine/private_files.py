@@ -17,11 +17,11 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 def make_private_folder(path: str | PathLike[str], *, exist_ok: bool = True) -> None:
     """Create a folder of mode 0700, and missing parents with the usual mode. An existing folder stays as it is."""
+    parent = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120 - pathlib would be imported for this alone
+    if not os.path.isdir(parent):  # noqa: PTH112
+        os.makedirs(parent, exist_ok=True)  # noqa: PTH103
     try:
-        os.mkdir(path, FOLDER_MODE)  # noqa: PTH102 - pathlib would be imported for this alone
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)  # noqa: PTH100, PTH103, PTH120
-        make_private_folder(path, exist_ok=exist_ok)
+        os.mkdir(path, FOLDER_MODE)  # noqa: PTH102
     except FileExistsError:
         if not exist_ok or not os.path.isdir(path):  # noqa: PTH112
             raise

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dovetail.machine.private_files import make_private_folder
-from dovetail.observe.run_folder import home_folder, make_home_folder, read_json_object, write_atomically
+from dovetail.observe.run_folder import home_folder, read_json_object, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -130,7 +130,7 @@ def write_profiles(measured: Mapping[ProfileKey, StageMeasurement], wall: float 
     when = time.time() if wall is None else wall
     folder = profiles_folder()
     try:
-        make_home_folder()
+        make_private_folder(home_folder())
         make_private_folder(folder)
         with _WRITE_LOCK:
             for key, new in measured.items():
