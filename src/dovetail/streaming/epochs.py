@@ -248,6 +248,8 @@ class EpochTracker:
         for unit in self.state.units:
             self._flush_if_complete(epoch, unit)
             self.propagate_completion(epoch, unit)
+        if self.input_ended:
+            self.finish_units()  # an epoch that restarted is the last input: its partial batches may be sent
 
     def propagate_completion(self, epoch: Epoch, unit: UnitState) -> None:
         """If the unit has nothing left of the epoch and nothing more can arrive, mark it complete and continue with its
