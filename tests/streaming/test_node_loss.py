@@ -320,3 +320,17 @@ def test_a_false_report_of_a_lost_node_expires() -> None:
         manual.step(*[WorkerStopped(stop.worker) for stop in of_kind(commands, StopWorker)])
     assert manual.stream.state.run_state is RunState.RUNNING
     assert len(manual.stream.state.workers) == 8
+
+
+@pytest.mark.parametrize("lost_at_s", [4.0, 6.0])
+def test_partial_batches_are_sent_when_all_epochs_restart_after_the_end_of_the_input(lost_at_s: float) -> None:
+    rig = simulate_stages(
+        [stage("a", batch_size=16, workers=(1, 4)), stage("b", batch_size=16, workers=(1, 4))],
+        {"a": Behaviour(0.5), "b": Behaviour(0.5)},
+        7,
+        cluster="2x(8cpu, 64GB)",
+        options=StreamOptions(target_epoch_batches=1, target_epoch_s=0.01),
+        script=(ScriptedEvent(lost_at_s, LoseNode("node-0")),),
+        limit_s=3000.0,
+    )
+    assert rig.out("b") == numbers(7)
