@@ -119,9 +119,16 @@ def programs_of(workers: dict[int, list[int]]) -> list[int]:
 
 
 def the_forkserver_of(driver_pid: int) -> tuple[int, int]:
-    found = forkserver_of(driver_pid)
-    assert found is not None
-    return found
+    """Waits for it: a child whose thread ends while children are listed is seen only the next time."""
+    found: list[tuple[int, int] | None] = [None]
+
+    def is_found() -> bool:
+        found[0] = forkserver_of(driver_pid)
+        return found[0] is not None
+
+    until(is_found, "the fork server is there")
+    assert found[0] is not None
+    return found[0]
 
 
 def until_gone(pids: list[int]) -> None:
@@ -181,13 +188,15 @@ def test_programs_end_when_the_fork_server_is_replaced_and_the_run_continues(tmp
 
     run = run_of(dt.Stage("starts", names["StartsPrograms"](str(tmp_path)), workers=2), source=source())
     started = Started(tmp_path)
-    (workers,) = started.next_programs(2).values()
-    supervisor, forkserver = the_forkserver_of(os.getpid())
-    os.kill({"supervisor": supervisor, "fork server": forkserver}[killed], signal.SIGKILL)
-    until_gone([*programs_of(workers), *workers, supervisor, forkserver])
-    (again,) = started.next_programs(2).values()
-    assert all(map(is_there, programs_of(again)))
-    go_on.set()
+    try:
+        (workers,) = started.next_programs(2).values()
+        supervisor, forkserver = the_forkserver_of(os.getpid())
+        os.kill({"supervisor": supervisor, "fork server": forkserver}[killed], signal.SIGKILL)
+        until_gone([*programs_of(workers), *workers, supervisor, forkserver])
+        (again,) = started.next_programs(2).values()
+        assert all(map(is_there, programs_of(again)))
+    finally:
+        go_on.set()
     assert sorted(run) == list(range(40))
     until_gone(programs_of(again))
 

@@ -114,11 +114,12 @@ def forkserver_of(driver_pid: int) -> tuple[int, int] | None:
 
 
 def child_pids(pid: int) -> list[int]:
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:
-        return []
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # the thread has just ended
+                found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
 
 
 def losses(run: dt.Run) -> int:
