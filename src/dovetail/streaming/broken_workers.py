@@ -19,6 +19,7 @@ nothing of the first failure of a streak, because a request waits for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from dovetail.streaming.worker_pool import Message, Suspect, Worker
 
 
+MAX_REPLACEMENTS_WITHOUT_SUCCESS = 3
+"""Workers of a unit that are replaced, with no call that passes in between, before its items are to blame."""
+
+
 class BrokenWorkers:
     """Decides whether items or their worker are to blame for failed calls."""
 
@@ -50,6 +55,8 @@ class BrokenWorkers:
         self.failure_handler = failure_handler
         self.units: dict[str, UnitState] = {}
         """Units with streaks of failures or a trial."""
+        self._replacements: Counter[str] = Counter()
+        """Unit -> workers that were replaced since its last call that passed."""
 
     # --- results of calls
 
@@ -128,6 +135,7 @@ class BrokenWorkers:
 
     def _end_streak(self, unit: UnitState, worker: Worker) -> None:
         """A call passed: the worker is not to blame for the failures before it."""
+        self._replacements.pop(unit.name, None)
         if worker.id in unit.streaks:
             self._release(unit, unit.end_streak(worker.id))
             unit.resume(worker)
@@ -189,6 +197,7 @@ class BrokenWorkers:
         """Replace a broken worker; False: it is leaving already. Its held items run elsewhere, uncharged."""
         if not self.fleet.replace(worker, reason):
             return False
+        self._replacements[unit.name] += 1
         self._retry_victims(unit, unit.end_streak(worker.id))
         worker.mark_broken()
         text = f"worker {worker.id} of {unit.name} is replaced: {reason}"
@@ -196,6 +205,8 @@ class BrokenWorkers:
         return True
 
     def _is_suspicious(self, unit: UnitState, streak: FailureStreak, *, at_end: bool) -> bool:
+        if self._replacements[unit.name] >= MAX_REPLACEMENTS_WITHOUT_SUCCESS:
+            return False  # new workers fail, too: the items are to blame
         calls = max(unit.batches - streak.length, unit.failed_calls)
         looks = 1 if at_end else calls
         return is_suspicious(streak.length, unit.failed_calls, calls, looks, unit.longest_cleared_streak)
