@@ -19,7 +19,6 @@ nothing of the first failure of a streak, because a request waits for it.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,8 +54,6 @@ class BrokenWorkers:
         self.failure_handler = failure_handler
         self.units: dict[str, UnitState] = {}
         """Units with streaks of failures or a trial."""
-        self._replacements: Counter[str] = Counter()
-        """Unit -> workers that were replaced since its last call that passed."""
 
     # --- results of calls
 
@@ -135,7 +132,7 @@ class BrokenWorkers:
 
     def _end_streak(self, unit: UnitState, worker: Worker) -> None:
         """A call passed: the worker is not to blame for the failures before it."""
-        self._replacements.pop(unit.name, None)
+        unit.end_replacements()
         if worker.id in unit.streaks:
             self._release(unit, unit.end_streak(worker.id))
             unit.resume(worker)
@@ -197,7 +194,7 @@ class BrokenWorkers:
         """Replace a broken worker; False: it is leaving already. Its held items run elsewhere, uncharged."""
         if not self.fleet.replace(worker, reason):
             return False
-        self._replacements[unit.name] += 1
+        unit.count_replacement()
         self._retry_victims(unit, unit.end_streak(worker.id))
         worker.mark_broken()
         text = f"worker {worker.id} of {unit.name} is replaced: {reason}"
@@ -205,7 +202,7 @@ class BrokenWorkers:
         return True
 
     def _is_suspicious(self, unit: UnitState, streak: FailureStreak, *, at_end: bool) -> bool:
-        if self._replacements[unit.name] >= MAX_REPLACEMENTS_WITHOUT_SUCCESS:
+        if unit.replaced_in_succession >= MAX_REPLACEMENTS_WITHOUT_SUCCESS:
             return False  # new workers fail, too: the items are to blame
         calls = max(unit.batches - streak.length, unit.failed_calls)
         looks = 1 if at_end else calls
@@ -216,7 +213,7 @@ class BrokenWorkers:
         if worker.state is not WorkerState.READY:
             return  # its items run elsewhere when it is gone
         if unit.trial is not None:
-            if self._has_trial_worker(unit):
+            if unit.has_sound_worker():
                 self._pause(unit, worker)  # until that trial has ended
             else:
                 self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
@@ -237,13 +234,6 @@ class BrokenWorkers:
         else:
             self._replace(unit, worker, f"{count}; their items are tried on the new worker")
         unit.begin_trial(trial)
-
-    def _has_trial_worker(self, unit: UnitState) -> bool:
-        """Whether a trial can run in some worker of the unit, now or later."""
-        return any(
-            unit.is_sound(worker) or worker.will_be_replaced or worker.state is WorkerState.STARTING
-            for worker in unit.workers.values()
-        )
 
     def _last_error(self, streak: FailureStreak) -> str:
         return streak.held[-1].error if streak.held else "an exception"

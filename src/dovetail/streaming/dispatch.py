@@ -231,10 +231,7 @@ def _idle_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
 def _sound_worker(unit: UnitState, workers: Iterable[Worker]) -> Worker | None:
     """The first worker that can show what is wrong with items; any worker if the unit neither has nor starts such
     workers."""
-    waits = any(
-        unit.is_sound(other) or other.will_be_replaced or other.state is WorkerState.STARTING
-        for other in unit.workers.values()
-    )
+    waits = unit.has_sound_worker()
     return next((worker for worker in workers if not waits or unit.is_sound(worker)), None)
 
 

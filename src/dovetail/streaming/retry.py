@@ -95,22 +95,29 @@ MIN_ITEMS_FOR_SHARE = 1000
 """A percentage applies to at least this many items while the source has more."""
 
 
+def _suspect(part: Message, message: Message, halved: HalvedBatch | None, error: str, detail: str) -> Suspect:
+    """A part of a message as a suspect, with what its items were charged with before."""
+    old = message.suspect
+    return Suspect(
+        part.epoch,
+        part.parts,
+        part.items,
+        min(message.batch_size, part.items),
+        0 if old is None else old.failed_attempts,
+        halved,
+        deaths=0 if old is None else old.deaths,
+        error=error,
+        detail=detail,
+    )
+
+
 def suspects_of_failure(message: Message, failure: CallFailure, worker: int) -> list[Suspect]:
     """The items of a call that raised, by epoch, with what they were charged with before."""
-    old = message.suspect
     parts = message.by_epoch(failure.start, failure.stop)
     halved = _parts_of_batch(parts, failure.stop - failure.start) if failure.out_of_memory else None
     return [
-        Suspect(
-            part.epoch,
-            part.parts,
-            part.items,
-            min(message.batch_size, part.items),
-            0 if old is None else old.failed_attempts,
-            halved,
-            deaths=0 if old is None else old.deaths,
-            error=failure.error,
-            detail=failure.detail,
+        replace(
+            _suspect(part, message, halved, failure.error, failure.detail),
             stage=failure.stage,
             place=failure.place,
             keys=failure.keys[start - failure.start : start - failure.start + part.items],
@@ -187,18 +194,9 @@ class FailureHandler:
         parts = message.by_epoch(start, stop)
         halved = _parts_of_batch(parts, stop - start) if oom else None
         for _, part in parts:
-            suspect = Suspect(
-                part.epoch,
-                part.parts,
-                part.items,
-                min(message.batch_size, part.items),
-                0 if old is None else old.failed_attempts,
-                halved,
-                deaths=0 if old is None else old.deaths,
-                broke_worker=old is not None and old.broke_worker,
-                error=worker.stop_reason or f"the worker died ({event.cause.value})",
-                detail=event.detail,
-            )
+            error = worker.stop_reason or f"the worker died ({event.cause.value})"
+            broke_worker = old is not None and old.broke_worker
+            suspect = replace(_suspect(part, message, halved, error, event.detail), broke_worker=broke_worker)
             if halved is not None:
                 unit.add_suspects([suspect])
                 continue

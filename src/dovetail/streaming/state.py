@@ -283,6 +283,7 @@ class UnitState:
         "quarantine_worker",
         "queue",
         "recycling_workers",
+        "replaced_in_succession",
         "retries",
         "saturated_ends",
         "setup_failures_in_a_row",
@@ -384,6 +385,8 @@ class UnitState:
     def _init_counters(self) -> None:
         self.failed_calls = 0
         """Calls that raised and whose items were to blame."""
+        self.replaced_in_succession = 0
+        """Broken workers that were replaced since the last call that passed."""
         self.longest_cleared_streak = 0
         """Longest streak of failures of a suspected worker that was not broken."""
         self.idle_deaths = 0
@@ -578,6 +581,13 @@ class UnitState:
     def count_failed_calls(self, calls: int) -> None:
         self.failed_calls += calls
 
+    def count_replacement(self) -> None:
+        self.replaced_in_succession += 1
+
+    def end_replacements(self) -> None:
+        """A call passed."""
+        self.replaced_in_succession = 0
+
     def clear_streak(self, length: int) -> None:
         """The items were to blame for a streak that looked like a broken worker."""
         self.longest_cleared_streak = max(self.longest_cleared_streak, length)
@@ -608,6 +618,13 @@ class UnitState:
             return False
         streak = self.streaks.get(worker.id)
         return streak is None or not streak.held
+
+    def has_sound_worker(self) -> bool:
+        """Whether a worker can show what is wrong with items, now or when it has started."""
+        return any(
+            self.is_sound(worker) or worker.will_be_replaced or worker.state is WorkerState.STARTING
+            for worker in self.workers.values()
+        )
 
     def waiting_suspects(self) -> Iterator[Suspect]:
         """All failed items that are not at a worker."""
