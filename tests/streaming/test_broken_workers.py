@@ -87,14 +87,6 @@ def test_the_cost_is_bounded_where_all_rows_are_bad(workers: int) -> None:
     assert calls.total() <= 3000 + 1000
 
 
-@pytest.mark.parametrize("batch_size", [1, 10, 100])
-@pytest.mark.parametrize("slots", [1, 2])
-def test_two_workers_are_not_replaced_for_ever_where_all_items_of_batches_fail(batch_size: int, slots: int) -> None:
-    rig = run(Behaviour(0.001, item=lambda *_: Raises()), 1000, 2, retries=0, batch_size=batch_size, slots=slots)
-    assert rig.failed() == numbers(1000)
-    assert replacements(rig, 2) <= 10
-
-
 def test_an_exception_that_means_a_broken_process_replaces_the_worker_at_once() -> None:
     bad = (50,)
     rig = run(
