@@ -89,6 +89,21 @@ def test_a_probe_reports_why_it_fails(
     assert all(problem.fix_texts for problem in raised.value.problems)
 
 
+def test_an_item_that_fails_is_skipped_by_a_probe_and_named(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"n": {number}}}\n' for number in range(40)), encoding="utf-8")
+
+    def invert(row: dict[str, Any]) -> dict[str, Any]:
+        return {"inverse": 1 / (row["n"] - 7)}
+
+    pipe = dt.Pipeline([dt.Stage("invert", dt.each(invert)), dt.Stage("then", same, fuse=False)])
+    with time_limit():
+        probed = probe(pipe, str(rows), 40)
+    assert probed.read == 40
+    assert probed.note.startswith(f"note: 1 of 40 items failed in the probe; {rows}:8  invert: ZeroDivisionError")
+    assert set(load_profiles(pipe, dt.Cluster.of("auto"), "jsonl")) == {"invert", "then"}
+
+
 @pytest.mark.processes
 def test_a_probe_whose_calls_do_not_return_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hangs(item: int) -> int:

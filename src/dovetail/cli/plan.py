@@ -207,6 +207,8 @@ def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
     measured = load_profiles(job.pipeline, dt.Cluster.of(cluster), *source_sink_kinds(job))
     said = f"probed with {probed.read} items in {format_duration(probed.seconds)}"
     click.echo(f"{said}, standard error {_standard_error_text(measured)}", err=True)
+    if probed.note:
+        click.echo(probed.note, err=True)
     if probed.read < max(stage.batch_size for stage in job.pipeline):
         click.echo("note: this is less than one batch of a stage; a larger N measures better", err=True)
 

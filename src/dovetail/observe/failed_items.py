@@ -151,6 +151,8 @@ class RecordedFailure:
     attempts: int = 1
     ended_run: bool = False
     """The run failed with it; otherwise it was skipped."""
+    key: tuple[int, ...] = ()
+    """The number of the source item, followed by those of its children; empty: unknown."""
 
     @property
     def text(self) -> str:
@@ -185,6 +187,7 @@ def _parse_failure(entry: Mapping[str, Any]) -> RecordedFailure:
         traceback=str(entry.get("detail", "")),
         attempts=attempts if isinstance(attempts, int) else 1,
         ended_run=bool(entry.get("ended_run")),
+        key=tuple(number for number in key if isinstance(number, int)) if isinstance(key, list) else (),
     )
 
 
@@ -195,11 +198,14 @@ def _item_text(entry: Mapping[str, Any]) -> str:
 
 
 def group_failures(failures: Iterable[RecordedFailure]) -> list[list[RecordedFailure]]:
-    """Failures of the same stage with the same error, apart from numbers in its message; the largest group first."""
+    """Failures of the same stage with the same error, apart from numbers in its message.
+
+    The largest group comes first; groups of the same size are in the order of the source.
+    """
     groups: dict[tuple[str, str, str], list[RecordedFailure]] = {}
     for failure in failures:
         message = "".join("0" if c.isdigit() else c for c in failure.message)
         while "00" in message:
             message = message.replace("00", "0")
         groups.setdefault((failure.stage, failure.error, message), []).append(failure)
-    return sorted(groups.values(), key=len, reverse=True)
+    return sorted(groups.values(), key=lambda group: (-len(group), min(failure.key for failure in group)))

@@ -240,8 +240,10 @@ def probe_recipe(recipe: Recipe, cluster: Cluster, say: Say, *, always: bool = F
             say("not probed: an operator needs a GPU, and this machine has none")
             return
     try:
-        summary = run_probe(_untraced_pipeline(recipe, cluster), open_source_and_sink(spec)[0], PROBE_ROWS)
-        say(f"probed with {summary.read} rows in {format_duration(summary.seconds)}")
+        probed = run_probe(_untraced_pipeline(recipe, cluster), open_source_and_sink(spec)[0], PROBE_ROWS)
+        say(f"probed with {probed.read} rows in {format_duration(probed.seconds)}")
+        if probed.note:
+            say(probed.note)
     except (ConfigError, InfeasibleError) as error:
         say(f"not probed: {error.problems[0].message}")
     except DovetailError as error:
