@@ -77,6 +77,22 @@ def test_a_run_is_drained_and_cancelled_through_its_door(tmp_path: Path) -> None
     assert sorted(path.name for path in folder.iterdir()) == ["commit.log", "run.json"]
 
 
+def test_a_kind_of_run_answers_requests_of_its_own(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    large = "x" * 3_000_000
+    requests = {"status": lambda _: {"status": large}, "scale": lambda asked: {"workers": asked["workers"] + 1}}
+    door = ControlSocket(folder, lambda *_: None, requests)
+    door.start()
+    try:
+        assert send_request(folder, "status")["status"] == large
+        assert send_request(folder, "scale", workers=2)["workers"] == 3
+        with pytest.raises(ConfigError, match="refused: 'workers'"):
+            send_request(folder, "scale")
+        assert "did you mean 'scale'" in raw(folder, b'{"do": "scal"}\n')["error"]
+    finally:
+        door.close()
+
+
 def test_it_is_private(tmp_path: Path) -> None:
     with opened(make_run(tmp_path)):
         found = (tmp_path / SOCKET_NAME).stat().st_mode

@@ -1,4 +1,4 @@
-"""Control socket of a run: drain, cancel, ping and stats as JSON lines over a Unix socket.
+"""Control socket of a run: drain, cancel, ping, stats and requests of its own kind as JSON lines over a Unix socket.
 
 {"do": "drain", "reason": "dovetail drain"} -> {"ok": true, "do": "drain", "run": "...", "pid": 4711}
 
@@ -23,12 +23,14 @@ from dovetail.observe.run_folder import RunFolder, read_json_object, resume_inst
 from dovetail.observe.run_header import run_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 SOCKET_NAME = "control.sock"
 ACTIONS = ("drain", "cancel")
 QUERIES = ("ping", "stats")
 MAX_LINE_BYTES = 1 << 16
+MAX_ANSWER_BYTES = 1 << 26
+"""The status of a large actor system has several megabytes."""
 MAX_REASON_CHARACTERS = 1000
 EXCHANGE_TIMEOUT_S = 2.0
 """Time limit for a client to send one line."""
@@ -44,13 +46,19 @@ MAX_ADDRESS_BYTES = 100
 
 class ControlSocket:
     """Server side, in the driver. `act(do, reason)` is called for "drain" and "cancel" in a separate thread: it should
-    only post an event."""
+    only post an event. `requests`: further commands -> a function of the request that returns the answer."""
 
-    def __init__(self, folder: Path, act: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        act: Callable[[str, str], None],
+        requests: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] | None = None,
+    ) -> None:
         self.folder = Path(folder)
         self.unavailable_reason = ""
         """Why there is no socket: some file systems do not support sockets, and the run continues without one."""
         self._on_action = act
+        self._requests = dict(requests or {})
         self._socket: socket.socket | None = None
         self._wake, self._woken = socket.socketpair()
         self._thread: Thread | None = None
@@ -108,7 +116,7 @@ class ControlSocket:
 
     def _handle_client(self, visitor: socket.socket) -> None:
         try:
-            answer = self._answer(_read_line(visitor, EXCHANGE_TIMEOUT_S))
+            answer = self._answer(_read_line(visitor, EXCHANGE_TIMEOUT_S, MAX_LINE_BYTES))
         except Exception as error:  # no input may disturb the run
             answer = {"ok": False, "error": str(error) or type(error).__name__}
         visitor.settimeout(EXCHANGE_TIMEOUT_S)
@@ -119,7 +127,7 @@ class ControlSocket:
         if not isinstance(asked, dict):
             raise TypeError(f'expected one JSON object, such as {{"do": "ping"}}, not {short_repr(asked)}')
         do, reason = asked.get("do"), asked.get("reason", "")
-        known = (*ACTIONS, *QUERIES)
+        known = (*ACTIONS, *QUERIES, *self._requests)
         if do not in known:
             raise ValueError(
                 f"unknown command {short_repr(do)}{did_you_mean(str(do), known)}; commands: {', '.join(known)}"
@@ -132,6 +140,9 @@ class ControlSocket:
             self._on_action(do, reason[:MAX_REASON_CHARACTERS] or f"asked to {do}")
         elif do == "stats":
             answer["stats"] = read_json_object(RunFolder(self.folder).header).get("progress") or {}
+        elif do in self._requests:
+            _check_not_expired(asked.get("expires"))
+            answer |= self._requests[do](asked)
         return answer
 
 
@@ -141,16 +152,16 @@ def _check_not_expired(expires: object) -> None:
         raise TimeoutError("the request has expired")
 
 
-def send_request(folder: Path, do: str, reason: str = "") -> dict[str, Any]:
-    """Send a command to the driver of the run in this folder; returns its answer. Raises ConfigError if it is not
-    running or not reachable."""
+def send_request(folder: Path, do: str, reason: str = "", **values: Any) -> dict[str, Any]:
+    """Send a command, with further values, to the driver of the run in this folder; returns its answer. Raises
+    ConfigError if it is not running or not reachable."""
     folder = Path(folder)
     give_up = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         _check_running(folder)
         # the monotonic clock is the same for all processes of a machine
         expires = time.monotonic() + ANSWER_TIMEOUT_S - ANSWER_MARGIN_S
-        asked = {"do": do, "reason": reason, "expires": expires}
+        asked = {**values, "do": do, "reason": reason, "expires": expires}
         try:
             return _check_answer(_exchange(folder, asked, ANSWER_TIMEOUT_S), folder, do)
         except PermissionError:
@@ -250,17 +261,17 @@ def _exchange(folder: Path, said: dict[str, Any], patience_s: float) -> dict[str
         with _address(folder, SOCKET_NAME) as address:
             ours.connect(address)
         ours.sendall(json.dumps(said).encode() + b"\n")
-        answer = json.loads(_read_line(ours, patience_s))
+        answer = json.loads(_read_line(ours, patience_s, MAX_ANSWER_BYTES))
     if not isinstance(answer, dict):
         raise TypeError("malformed answer")
     return answer
 
 
-def _read_line(talking: socket.socket, patience_s: float) -> bytes:
-    """Read one line, with a time limit."""
+def _read_line(talking: socket.socket, patience_s: float, limit_bytes: int) -> bytes:
+    """Read one line, with limits of time and size."""
     end = time.monotonic() + patience_s
-    found = b""
-    while b"\n" not in found:
+    found = bytearray()
+    while b"\n" not in found[-MAX_LINE_BYTES:]:
         left = end - time.monotonic()
         if left <= 0:
             raise TimeoutError("no complete line received")
@@ -269,6 +280,6 @@ def _read_line(talking: socket.socket, patience_s: float) -> bytes:
         if not more:
             break
         found += more
-        if len(found) > MAX_LINE_BYTES:
-            raise ValueError(f"a line has at most {MAX_LINE_BYTES} bytes")
-    return found.partition(b"\n")[0]
+        if len(found) > limit_bytes:
+            raise ValueError(f"a line has at most {limit_bytes} bytes")
+    return bytes(found.partition(b"\n")[0])
