@@ -139,21 +139,14 @@ def _fixes(names: list[str], number: int) -> tuple[Change, ...]:
 
 
 def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:
-    """One cycle after another, each stage in at most one of them."""
     number_of = {stage.name: number for number, stage in reversed(list(stages.items()))}
     kept = [stages[number] for number in sorted(number_of.values())]
     edges = {
         name: tuple(parent for parent in dict.fromkeys(parents) if parent in number_of and parent != name)
         for name, parents in stage_edges(kept).items()
     }
-    while edges := _only_cycles(edges):
-        children = reverse_edges(edges)
-        walk = [next(iter(edges))]
-        while walk.count(walk[-1]) == 1:
-            walk.append(children[walk[-1]][0])
-        ring = walk[walk.index(walk[-1]) : -1]
-        head = min(ring, key=number_of.__getitem__)
-        ring = ring[ring.index(head) :] + ring[: ring.index(head)]
+    for ring in find_cycles(edges):
+        head = ring[0]
         given = _names_in(stages[number_of[head]])
         entry = next(entry for entry, name in given.items() if name == ring[-1])
         rest = [name for name in given.values() if name != ring[-1]]
@@ -161,6 +154,20 @@ def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:
         evidence = (f"stage {short_repr(head)} has after={quote_value([*given.values()])}",)
         problem = Problem("DT033", message, evidence=evidence, fixes=(Change({"after": rest}),))
         yield ("stages", number_of[head], "after", entry), problem
+
+
+def find_cycles(edges: Edges) -> Iterator[list[str]]:
+    """One cycle after another, each name in at most one of them: every name is followed by one that has it as parent.
+    A cycle begins with the name that comes first in `edges`."""
+    position = {name: number for number, name in enumerate(edges)}
+    while edges := _only_cycles(edges):
+        children = reverse_edges(edges)
+        walk = [next(iter(edges))]
+        while walk.count(walk[-1]) == 1:
+            walk.append(children[walk[-1]][0])
+        ring = walk[walk.index(walk[-1]) : -1]
+        head = ring.index(min(ring, key=position.__getitem__))
+        yield ring[head:] + ring[:head]
         edges = _among([name for name in edges if name not in ring], edges)
 
 

@@ -1,0 +1,316 @@
+"""The plan of an actor system: how many instances of each role, on which nodes, and what is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.actors.placement import BundlePlacer, bundle_amounts, bundle_shapes, pool_quota
+from dovetail.errors import InfeasibleError, Problem, Subject
+from dovetail.resources.sizes import format_milli, format_size
+from dovetail.scheduling.diagnose.feasibility import WorkerRequest, find_fit_problems
+from dovetail.scheduling.packing import placement_difficulty
+from dovetail.text_format import align_table, format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dovetail.actors.colocation import Bundle, ProcessTemplate
+    from dovetail.actors.placement import PlacedBundle
+    from dovetail.actors.role import Pool, Role
+    from dovetail.resources.cluster import Cluster, Node
+    from dovetail.resources.ledger import Ledger
+    from dovetail.resources.seat import Seats
+
+DOES_NOT_FIT = "DT505"
+MAX_NODES_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class PlannedProcess:
+    """One process of the system, or one gang: its place and the instances that it hosts."""
+
+    template: ProcessTemplate
+    seats: Seats
+    instances: tuple[tuple[str, int], ...]
+    """(role, index of the instance)."""
+
+
+@dataclass(frozen=True)
+class ActorPlan:
+    """Where every instance of an actor system goes, before anything starts."""
+
+    name: str
+    cluster: Cluster
+    roles: tuple[Role, ...]
+    processes: tuple[PlannedProcess, ...]
+    room: Mapping[str, int]
+    """Role -> instances that fit in addition, up to its maximum; only roles that may grow."""
+    free_cpu_milli: int
+    free_memory_bytes: int
+    idle_gpus: int
+    gpus: int
+    warnings: tuple[str, ...]
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Role -> number of instances."""
+        counts = Counter(role for process in self.processes for role, _ in process.instances)
+        return {role.name: counts[role.name] for role in self.roles}
+
+    def nodes_of(self, role: str) -> dict[str, int]:
+        """Node -> instances of the role that have at least one rank there."""
+        found: Counter[str] = Counter()
+        for process in self.processes:
+            count = sum(name == role for name, _ in process.instances)
+            if count:
+                found.update(dict.fromkeys(dict.fromkeys(seat.node for seat in process.seats), count))
+        return dict(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "workers": self.workers,
+            "processes": [
+                {
+                    "name": process.template.name,
+                    "instances": [list(instance) for instance in process.instances],
+                    "seats": [seat.to_dict() for seat in process.seats],
+                }
+                for process in self.processes
+            ],
+            "room": dict(self.room),
+            "free": {"cpu_milli": self.free_cpu_milli, "memory_bytes": self.free_memory_bytes},
+            "idle_gpus": self.idle_gpus,
+            "gpus": self.gpus,
+            "warnings": list(self.warnings),
+            "cluster": self.cluster.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(_plan_lines(self))
+
+
+def plan_bundles(
+    name: str,
+    roles: Sequence[Role],
+    bundles: Sequence[Bundle],
+    pools: Mapping[str, Pool],
+    ledger: Ledger,
+    savings: Sequence[str] = (),
+) -> ActorPlan:
+    """Place the minimum of every bundle, then what fits beyond it; InfeasibleError names the roles that do not fit.
+
+    The ledger is changed: it contains the seats of the plan afterwards."""
+    before = ledger.copy()
+    placer = BundlePlacer(ledger, bundles, pools)
+    placed = _place_minimum(placer, bundles, before, pools)
+    _place_more(placer, bundles, placed)
+    room = _find_room(placer, bundles, placed)
+    in_order = [one for bundle in bundles for one in placed[bundle.name]]
+    free = ledger.free
+    cards = [card for state in free for card in range(len(state.cards.free))]
+    idle = sum(state.cards.is_whole(card) for state in free for card in range(len(state.cards.free)))
+    return ActorPlan(
+        name=name,
+        cluster=ledger.cluster,
+        roles=tuple(roles),
+        processes=tuple(_number_instances(in_order)),
+        room=room,
+        free_cpu_milli=sum(state.cpu_milli for state in free),
+        free_memory_bytes=sum(state.memory_bytes for state in free),
+        idle_gpus=idle,
+        gpus=len(cards),
+        warnings=(*savings, *_warnings(in_order, ledger.cluster.nodes, idle, len(cards))),
+    )
+
+
+def _place_minimum(
+    placer: BundlePlacer, bundles: Sequence[Bundle], before: Ledger, pools: Mapping[str, Pool]
+) -> dict[str, list[PlacedBundle]]:
+    placed: dict[str, list[PlacedBundle]] = {bundle.name: [] for bundle in bundles}
+    missing: dict[str, int] = {}
+    for bundle in _in_placement_order(bundles):
+        for number in range(bundle.low):
+            found = placer.place(bundle)
+            if found is None:
+                missing[bundle.name] = bundle.low - number
+                break
+            placed[bundle.name].append(found)
+    if missing:
+        raise InfeasibleError(list(_misfit_problems(bundles, missing, before, pools, placer)))
+    return placed
+
+
+def _in_placement_order(bundles: Sequence[Bundle]) -> list[Bundle]:
+    """The most difficult first; bundles near others after these."""
+
+    def difficulty(bundle: Bundle) -> tuple[object, ...]:
+        hardest = max(placement_difficulty(shape) for shape in bundle_shapes(bundle))
+        return (bool(bundle.near), tuple(-part for part in hardest), -len(bundle_shapes(bundle)))
+
+    return sorted(bundles, key=difficulty)
+
+
+def _place_more(placer: BundlePlacer, bundles: Sequence[Bundle], placed: dict[str, list[PlacedBundle]]) -> None:
+    """One more of each bundle that may grow, in turn, until nothing fits."""
+    growing = [bundle for bundle in bundles if bundle.grows_by_plan]
+    while growing:
+        growing = [bundle for bundle in growing if len(placed[bundle.name]) < bundle.high]
+        more = {bundle.name: placer.place(bundle) for bundle in growing}
+        for name, one in more.items():
+            if one is not None:
+                placed[name].append(one)
+        growing = [bundle for bundle in growing if more[bundle.name] is not None]
+
+
+def _find_room(
+    placer: BundlePlacer, bundles: Sequence[Bundle], placed: Mapping[str, list[PlacedBundle]]
+) -> dict[str, int]:
+    """Instances that could be added to each scaled role alone."""
+    room: dict[str, int] = {}
+    for bundle in bundles:
+        if bundle.grows_by_plan or bundle.high == bundle.low:
+            continue
+        trial = placer.copy()
+        count = 0
+        while len(placed[bundle.name]) + count < bundle.high and trial.place(bundle) is not None:
+            count += 1
+        for template, processes in bundle.processes:
+            for role, instances in template.instances:
+                room[role] = count * processes * instances
+    return room
+
+
+def _number_instances(placed: Sequence[PlacedBundle]) -> Iterator[PlannedProcess]:
+    """The processes in order, with the index of each instance in its role."""
+    next_index: Counter[str] = Counter()
+    for one in placed:
+        templates = [template for template, count in one.bundle.processes for _ in range(count)]
+        for template, seats in zip(templates, one.seats, strict=True):
+            instances = []
+            for role, count in template.instances:
+                instances += [(role, next_index[role] + number) for number in range(count)]
+                next_index[role] += count
+            yield PlannedProcess(template, seats, tuple(instances))
+
+
+# --- problems and warnings
+
+
+def _misfit_problems(
+    bundles: Sequence[Bundle],
+    missing: Mapping[str, int],
+    before: Ledger,
+    pools: Mapping[str, Pool],
+    placer: BundlePlacer,
+) -> Iterator[Problem]:
+    requests = [
+        WorkerRequest(f"role {template.name!r}", template.shape, bundle.low * count, Subject("role", template.name))
+        for bundle in bundles
+        for template, count in bundle.processes
+    ]
+    found = find_fit_problems(requests, before)
+    yield from found
+    if found:
+        return
+    for bundle in bundles:
+        if bundle.name not in missing:
+            continue
+        quota = pool_quota(pools[bundle.pool]) if bundle.pool in pools else None
+        needs = ", ".join(shape.describe() for shape in dict.fromkeys(bundle_shapes(bundle)))
+        evidence = [f"each needs {needs}", f"free: {_free_text(before)}"]
+        reason = _placement_rule(bundle)
+        if quota is not None and any(limit is not None for limit in quota):
+            used = _amount_text(placer.used[bundle.pool or ""])
+            evidence.append(f"pool {bundle.pool!r} allows {_quota_text(quota)}; {used} is taken")
+            reason = reason or "the quota of its pool"
+        count = f"{missing[bundle.name]} of {bundle.low}"
+        message = f"{bundle.name!r}: {count} do not fit because of {reason or 'the other roles'}"
+        yield Problem(
+            DOES_NOT_FIT,
+            message,
+            tuple(evidence),
+            ("request fewer workers, or relax this rule",),
+            "",
+            Subject("role", bundle.name),
+        )
+
+
+def _placement_rule(bundle: Bundle) -> str:
+    rules = []
+    if bundle.spread == "strict":
+        rules.append('spread="strict"')
+    if bundle.pack == "strict":
+        rules.append('pack="strict"')
+    rules += [f"near={name}" for name in bundle.near] + [f"apart={name}" for name in bundle.apart]
+    if len(bundle_shapes(bundle)) > 1 and not rules:
+        rules.append("together on one node")
+    return ", ".join(rules)
+
+
+def _free_text(ledger: Ledger) -> str:
+    cards = sum(state.cards.is_whole(card) for state in ledger.free for card in range(len(state.cards.free)))
+    cpus = format_milli(sum(state.cpu_milli for state in ledger.free))
+    largest = max(ledger.free, key=lambda state: state.cpu_milli)
+    return (
+        f"{cpus} CPUs, {format_count(cards, 'whole GPU')}; at most {format_milli(largest.cpu_milli)} CPUs on one node"
+    )
+
+
+def _quota_text(quota: Sequence[int | None]) -> str:
+    cpus, gpus, memory = quota
+    parts = [] if cpus is None else [f"{format_milli(cpus)} CPUs"]
+    parts += [] if gpus is None else [f"{format_milli(gpus)} GPUs"]
+    parts += [] if memory is None else [f"{format_size(memory)} memory"]
+    return ", ".join(parts)
+
+
+def _amount_text(used: Sequence[int]) -> str:
+    return _quota_text([amount or None for amount in used]) or "nothing"
+
+
+def _warnings(placed: Sequence[PlacedBundle], nodes: Sequence[Node], idle: int, cards: int) -> Iterator[str]:
+    if idle and cards and any(bundle_amounts(one.bundle)[1] for one in placed):
+        yield f"{idle} of {format_count(cards, 'GPU')} stay idle"
+    with_gpus = {node.name for node in nodes if node.gpus}
+    if len(with_gpus) == len(nodes):
+        return
+    on_gpu_nodes: Counter[str] = Counter()
+    for one in placed:
+        if not bundle_amounts(one.bundle)[1] and with_gpus.intersection(one.nodes):
+            on_gpu_nodes[one.bundle.name] += 1
+    for name, count in on_gpu_nodes.items():
+        yield f"{count} of {name!r} use CPUs of GPU nodes, because they do not fit on nodes without GPUs"
+
+
+# --- text
+
+
+def _plan_lines(plan: ActorPlan) -> Iterator[str]:
+    total = sum(plan.workers.values())
+    processes = len(plan.processes)
+    yield f"{plan.name} on {plan.cluster.spec(exact=False)}"
+    yield f"  {format_count(total, 'instance')} in {format_count(processes, 'process', 'processes')}"
+    yield ""
+    rows = [["role", "workers", "one instance", "slots", "nodes"]]
+    for role in plan.roles:
+        on = plan.nodes_of(role.name)
+        shown = ", ".join(
+            f"{node} x{count}" if count > 1 else node for node, count in list(on.items())[:MAX_NODES_SHOWN]
+        )
+        more = f" and {len(on) - MAX_NODES_SHOWN} more" if len(on) > MAX_NODES_SHOWN else ""
+        together = role.colocation
+        where = f" with {together.group}" if together is not None else ""
+        rows.append(
+            [role.name, str(plan.workers[role.name]), f"{role.shape.describe()}{where}", str(role.slots), shown + more]
+        )
+    yield from align_table(rows)
+    yield ""
+    gpus = f"{plan.idle_gpus} of {format_count(plan.gpus, 'GPU')}"
+    memory = format_size(plan.free_memory_bytes)
+    yield f"left: {format_milli(plan.free_cpu_milli)} CPUs, {memory} memory, {gpus}"
+    for name, count in plan.room.items():
+        yield f"  {name} can grow by {count}"
+    yield from (f"warning: {line}" for line in plan.warnings)

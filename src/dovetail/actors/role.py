@@ -1,0 +1,133 @@
+"""Role: one kind of long-lived actor, and the settings of pools, colocation and scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dovetail.resources.resources import Resources
+
+if TYPE_CHECKING:
+    from dovetail.resources.shape import Shape
+
+ActorClass = Callable[..., Any] | str
+"""A class, a function that returns an object, or "package.module:name" of one."""
+Workers = int | tuple[int, int]
+Placement = bool | Literal["strict"]
+RestartPolicy = Literal["always", "never", "fail"]
+
+
+@dataclass(frozen=True)
+class Together:
+    """Colocation: instances of all roles in a group are in one process, or in processes on one node."""
+
+    group: str
+    where: Literal["process", "node"] = "process"
+    _: KW_ONLY
+    share: Literal["sum", "max"] = "sum"
+    """Resources of a process with several roles: the sum of theirs, or the maximum if they never work at once."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A named part of the cluster: nodes with these labels, and at most these resources of them."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    _: KW_ONLY
+    cpus: float | None = None
+    gpus: float | None = None
+    memory: str | None = None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Changes the number of workers so that a signal stays near its target.
+
+    `signal` is "outstanding" (calls per instance that are not finished), the name of a method of the role that returns
+    a number ("queue_depth"), or a function of the live system."""
+
+    target: float
+    signal: str | Callable[..., float] = "outstanding"
+    _: KW_ONLY
+    inverse: bool = False
+    """True: a higher signal means fewer workers, as for a pool that is full."""
+    tolerance: float = 0.2
+    """Signals within this share of the target change nothing."""
+    interval: float | str = "5s"
+    cooldown: float | str = "30s"
+    """Time after a change in which workers are not removed."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Restarts of instances that died: how often, and how long to wait."""
+
+    policy: RestartPolicy = "always"
+    _: KW_ONLY
+    limit: int = 5
+    """Restarts of one instance within `window`; one more, and the instance stays dead and the system is degraded."""
+    window: float | str = "10m"
+    backoff: float | str = "1s"
+    """Wait before the first restart; it doubles with every further restart within `window`."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """One kind of long-lived actor: its class, the number of instances, and the resources of each."""
+
+    name: str
+    cls: ActorClass
+    _: KW_ONLY
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    profile: str | None = None
+    """Name of a profile that gives the defaults of resources and slots."""
+    workers: Workers = 1
+    """Number of instances: n, or (minimum, maximum)."""
+    resources: Resources | None = None
+    """Of each instance; of a gang, of each rank. None: those of the profile, or one CPU."""
+    slots: int | None = None
+    """Calls that one instance executes at the same time. None: those of the profile, or 1."""
+    ranks: int = 1
+    """Processes per instance, started and restarted together."""
+    together: Together | str | None = None
+    """Colocation group; a string is a group in one process."""
+    pool: str | None = None
+    spread: Placement = False
+    """True: on as many nodes as possible; "strict": on a node of its own."""
+    pack: Placement = False
+    """True: on as few nodes as possible; "strict": all on one node."""
+    near: Sequence[str] = ()
+    """Roles that must have an instance on the same node."""
+    apart: Sequence[str] = ()
+    """Roles that must not have an instance on the same node."""
+    env: Mapping[str, str] | None = None
+    runtime_env: Mapping[str, Any] | None = None
+    restart: Restart | RestartPolicy = "always"
+    after: Sequence[str] = ()
+    """Roles that must be ready before this one starts."""
+    calls: Sequence[str] = ()
+    """Roles that its methods call and wait for, so that deadlocks are found before the launch."""
+    scale: Scale | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Of one instance with all of its ranks."""
+        return (self.resources or Resources()).shape(self.ranks)
+
+    @property
+    def low(self) -> int:
+        return self.workers[0] if isinstance(self.workers, tuple) else self.workers
+
+    @property
+    def high(self) -> int:
+        return self.workers[1] if isinstance(self.workers, tuple) else self.workers
+
+    @property
+    def colocation(self) -> Together | None:
+        return Together(self.together) if isinstance(self.together, str) else self.together
+
+    @property
+    def restart_rules(self) -> Restart:
+        return Restart(self.restart) if isinstance(self.restart, str) else self.restart
