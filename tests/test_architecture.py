@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dovetail"
-PURE = ("errors.py", "text_format.py", "resources", "pipeline", "scheduling", "control", "streaming")
+PURE_ACTORS = ("role", "role_fields", "role_problems", "role_profiles", "colocation", "placement", "actor_plan")
+PURE = (
+    "errors.py",
+    "text_format.py",
+    "resources",
+    "pipeline",
+    "scheduling",
+    "control",
+    "streaming",
+    *(f"actors/{name}.py" for name in PURE_ACTORS),
+)
 OUTSIDE = {
     "time",
     "random",

@@ -6,6 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dovetail.actors.actor_plan import ActorPlan
+    from dovetail.actors.actor_system import ActorSystem
+    from dovetail.actors.role import Affinity, Pool, Restart, Role, Scale, Together
     from dovetail.backfill.failed_rows import RowError, RowFailed
     from dovetail.backfill.result import BackfillResult
     from dovetail.backfill.table import Table, table
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_BY_NAME = {
+    "ActorPlan": "actors.actor_plan",
+    "ActorSystem": "actors.actor_system",
+    "Affinity": "actors.role",
     "BackfillResult": "backfill.result",
     "CardShare": "resources.seat",
     "Cluster": "resources.cluster",
@@ -78,17 +84,21 @@ _MODULE_BY_NAME = {
     "PipelineError": "errors",
     "Placer": "scheduling.placement",
     "Plan": "scheduling.plan",
+    "Pool": "actors.role",
     "Problem": "errors",
     "Profile": "scheduling.demand",
     "Recipe": "recipes.recipe",
     "RequestFuture": "data.request_queue",
     "ResourceError": "errors",
     "Resources": "resources.resources",
+    "Restart": "actors.role",
     "Retry": "pipeline.error_policy",
+    "Role": "actors.role",
     "RowError": "backfill.failed_rows",
     "RowFailed": "backfill.failed_rows",
     "Run": "runtime.run_handle",
     "RunError": "errors",
+    "Scale": "actors.role",
     "ScriptedEvent": "engines.simulated.world",
     "Seat": "resources.seat",
     "Service": "runtime.service",
@@ -101,6 +111,7 @@ _MODULE_BY_NAME = {
     "SourceSpec": "data.sources",
     "Stage": "pipeline.stage",
     "Table": "backfill.table",
+    "Together": "actors.role",
     "TooManyRequests": "data.request_queue",
     "Udf": "backfill.udf",
     "WorkerRequest": "scheduling.diagnose.feasibility",
@@ -120,6 +131,9 @@ _MODULE_BY_NAME = {
 }
 
 __all__ = [
+    "ActorPlan",
+    "ActorSystem",
+    "Affinity",
     "BackfillResult",
     "CardShare",
     "Cluster",
@@ -141,17 +155,21 @@ __all__ = [
     "PipelineError",
     "Placer",
     "Plan",
+    "Pool",
     "Problem",
     "Profile",
     "Recipe",
     "RequestFuture",
     "ResourceError",
     "Resources",
+    "Restart",
     "Retry",
+    "Role",
     "RowError",
     "RowFailed",
     "Run",
     "RunError",
+    "Scale",
     "ScriptedEvent",
     "Seat",
     "Service",
@@ -164,6 +182,7 @@ __all__ = [
     "SourceSpec",
     "Stage",
     "Table",
+    "Together",
     "TooManyRequests",
     "Udf",
     "WorkerRequest",

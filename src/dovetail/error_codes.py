@@ -598,6 +598,28 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "A function that only the metadata of a table names was to be loaded.",
         "Name the function (`--udf`), or confirm the one that the table names (`--trust-table`).",
     ),
+    # --- actors
+    ("DT501", 2, "A role, a pool or an actor system has an invalid value.", _SEE_MESSAGE),
+    ("DT502", 2, "A role names a role or a pool that does not exist.", "Use one of the names that the message lists."),
+    ("DT503", 2, "Roles start after each other, or must be near each other, in a cycle.", "Remove one of the names."),
+    (
+        "DT504",
+        2,
+        "Roles that are together disagree: counts, pools, labels, mode, or the order in which they start.",
+        "Give them the same values, or remove `together` from one of them.",
+    ),
+    (
+        "DT505",
+        3,
+        "Roles do not fit because of a quota of a pool, or of `together`, `spread`, `pack` or `affinity`.",
+        "Request fewer workers, relax the rule, or add nodes.",
+    ),
+    (
+        "DT506",
+        2,
+        "Declared calls lead back to a role that executes one call at a time: they can wait for themselves.",
+        "Raise `slots` of a role in the cycle, or remove a call.",
+    ),
 )
 
 ERROR_CODES: dict[str, ErrorCode] = {

@@ -52,6 +52,7 @@ __all__ = [
     "Given",
     "InfeasibleError",
     "LedgerError",
+    "ObjectSource",
     "PipelineError",
     "Problem",
     "ResourceError",
@@ -80,6 +81,18 @@ class Expression(str):
     """Python source inside a value of a fix, shown without quotes: Expression("udf")."""
 
     __slots__ = ()
+
+
+class ObjectSource(Expression):
+    """Python source of an object, and the data that files have in its place: "dt.Scale(target=4)", {"target": 4}."""
+
+    __slots__ = ("data",)
+    data: Mapping[str, object]
+
+    def __new__(cls, source: str, data: Mapping[str, object]) -> Self:
+        found = super().__new__(cls, source)
+        found.data = data
+        return found
 
 
 @dataclass(frozen=True, slots=True)

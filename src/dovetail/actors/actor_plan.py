@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.actors.colocation import Bundle, ProcessTemplate
     from dovetail.actors.placement import PlacedBundle
     from dovetail.actors.role import Pool, Role
-    from dovetail.resources.cluster import Cluster, Node
+    from dovetail.resources.cluster import Cluster
     from dovetail.resources.ledger import Ledger
     from dovetail.resources.seat import Seats
 
@@ -52,6 +52,8 @@ class ActorPlan:
     idle_gpus: int
     gpus: int
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What colocation costs and saves."""
 
     @property
     def workers(self) -> dict[str, int]:
@@ -85,6 +87,7 @@ class ActorPlan:
             "idle_gpus": self.idle_gpus,
             "gpus": self.gpus,
             "warnings": list(self.warnings),
+            "notes": list(self.notes),
             "cluster": self.cluster.to_dict(),
         }
 
@@ -98,7 +101,7 @@ def plan_bundles(
     bundles: Sequence[Bundle],
     pools: Mapping[str, Pool],
     ledger: Ledger,
-    savings: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> ActorPlan:
     """Place the minimum of every bundle, then what fits beyond it; InfeasibleError names the roles that do not fit.
 
@@ -122,7 +125,8 @@ def plan_bundles(
         free_memory_bytes=sum(state.memory_bytes for state in free),
         idle_gpus=idle,
         gpus=len(cards),
-        warnings=(*savings, *_warnings(in_order, ledger.cluster.nodes, idle, len(cards))),
+        warnings=tuple(_warnings(in_order, ledger, idle, len(cards))),
+        notes=tuple(notes),
     )
 
 
@@ -218,7 +222,7 @@ def _misfit_problems(
     for bundle in bundles:
         if bundle.name not in missing:
             continue
-        quota = pool_quota(pools[bundle.pool]) if bundle.pool in pools else None
+        quota = pool_quota(pool) if (pool := pools.get(bundle.pool or "")) is not None else None
         needs = ", ".join(shape.describe() for shape in dict.fromkeys(bundle_shapes(bundle)))
         evidence = [f"each needs {needs}", f"free: {_free_text(before)}"]
         reason = _placement_rule(bundle)
@@ -271,18 +275,31 @@ def _amount_text(used: Sequence[int]) -> str:
     return _quota_text([amount or None for amount in used]) or "nothing"
 
 
-def _warnings(placed: Sequence[PlacedBundle], nodes: Sequence[Node], idle: int, cards: int) -> Iterator[str]:
-    if idle and cards and any(bundle_amounts(one.bundle)[1] for one in placed):
+def _warnings(placed: Sequence[PlacedBundle], ledger: Ledger, idle: int, cards: int) -> Iterator[str]:
+    uses_gpus = any(bundle_amounts(one.bundle)[1] for one in placed)
+    if idle and uses_gpus:
         yield f"{idle} of {format_count(cards, 'GPU')} stay idle"
+    elif idle:
+        yield f"no role requests a GPU: {idle} of {format_count(cards, 'GPU')} stay idle"
+    yield from _gpu_node_warnings(placed, ledger)
+
+
+def _gpu_node_warnings(placed: Sequence[PlacedBundle], ledger: Ledger) -> Iterator[str]:
+    """Roles without GPUs that take the CPUs beside GPUs, in a cluster that has other nodes."""
+    nodes = ledger.cluster.nodes
     with_gpus = {node.name for node in nodes if node.gpus}
     if len(with_gpus) == len(nodes):
         return
-    on_gpu_nodes: Counter[str] = Counter()
-    for one in placed:
-        if not bundle_amounts(one.bundle)[1] and with_gpus.intersection(one.nodes):
-            on_gpu_nodes[one.bundle.name] += 1
+    bundles = {one.bundle.name: one.bundle for one in placed}
+    on_gpu_nodes = Counter(
+        one.bundle.name for one in placed if not bundle_amounts(one.bundle)[1] and with_gpus.intersection(one.nodes)
+    )
     for name, count in on_gpu_nodes.items():
-        yield f"{count} of {name!r} use CPUs of GPU nodes, because they do not fit on nodes without GPUs"
+        bundle = bundles[name]
+        total = sum(one.bundle.name == name for one in placed)
+        reason = f" (pool {bundle.pool!r})" if bundle.pool is not None else ""
+        cpus = format_milli(bundle_amounts(bundle)[0] * count)
+        yield f"{count} of {total} {name!r} run on GPU nodes without a GPU and take {cpus} CPUs there{reason}"
 
 
 # --- text
@@ -313,4 +330,5 @@ def _plan_lines(plan: ActorPlan) -> Iterator[str]:
     yield f"left: {format_milli(plan.free_cpu_milli)} CPUs, {memory} memory, {gpus}"
     for name, count in plan.room.items():
         yield f"  {name} can grow by {count}"
+    yield from (f"note: {line}" for line in plan.notes)
     yield from (f"warning: {line}" for line in plan.warnings)

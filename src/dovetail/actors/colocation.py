@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dovetail.actors.role import Together
+from dovetail.actors.role_fields import object_source
 from dovetail.errors import UNSET, Change, Problem, ResourceError, Subject
+from dovetail.pipeline.graph import find_cycles
 from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import format_exact_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from dovetail.actors.role import Pool, Role, Together
+    from dovetail.actors.role import Pool, Role
     from dovetail.resources.shape import Shape
 
 BAD_GROUP = "DT504"
@@ -56,6 +59,28 @@ class Bundle:
     @property
     def roles(self) -> tuple[str, ...]:
         return tuple(role for template, _ in self.processes for role, _ in template.instances)
+
+
+def start_cycles(roles: Sequence[Role]) -> list[Problem]:
+    """Processes that cannot start because a role in them starts after a role that starts after the process."""
+    process_of = {
+        role.name: together.group if (together := role.colocation) and together.where == "process" else role.name
+        for role in roles
+    }
+    edges: dict[str, tuple[str, ...]] = {}
+    for role in roles:
+        process = process_of[role.name]
+        before = [process_of[name] for name in role.after if process_of[name] != process]
+        edges[process] = tuple(dict.fromkeys((*edges.get(process, ()), *before)))
+    return [
+        _problem(
+            cycle[0],
+            f"the processes start after each other: {' -> '.join([*cycle, cycle[0]])}",
+            tuple(f"{role.name} is in process {process_of[role.name]!r}" for role in roles if role.after),
+            Change({"together": UNSET}),
+        )
+        for cycle in find_cycles(edges)
+    ]
 
 
 def make_bundles(roles: Sequence[Role], pools: Mapping[str, Pool]) -> tuple[list[Bundle], list[Problem]]:
@@ -126,8 +151,11 @@ def _template(
     instances = tuple((role.name, role.low // processes) for role in members)
     resources = combine_resources([(role.resources or Resources(), role.low // processes) for role in members], share)
     pool = pools.get(members[0].pool or "")
-    if pool is not None and pool.labels:
-        resources = replace(resources, labels={**resources.labels, **pool.labels})
+    labels = dict(pool.labels) if pool is not None else {}
+    for role in members:
+        labels |= {} if role.affinity is None else role.affinity.labels
+    if labels:
+        resources = replace(resources, labels={**resources.labels, **labels})
     return ProcessTemplate(name, instances, resources, members[0].ranks)
 
 
@@ -142,11 +170,10 @@ def combine_resources(parts: Sequence[tuple[Resources, int]], share: str) -> Res
         return int(total) if total == int(total) else round(total, 3)
 
     every = [one for one, count in parts for _ in range(1 if share == "max" else count)]
-    amounts = {name: combined([getattr(one, name) for one in every]) for name in SUMMED}
-    sizes: dict[str, str | None] = {}
+    amounts: dict[str, Any] = {name: combined([getattr(one, name) for one in every]) for name in SUMMED}
     for name in ("memory", "gpu_memory"):
         given = [parse_size(text) for one in every if (text := getattr(one, name)) is not None]
-        sizes[name] = format_exact_size(int(combined([float(size) for size in given]))) if given else None
+        amounts[name] = format_exact_size(int(combined([float(size) for size in given]))) if given else None
     custom: dict[str, list[float]] = defaultdict(list)
     for one in every:
         for name, amount in one.custom.items():
@@ -154,7 +181,6 @@ def combine_resources(parts: Sequence[tuple[Resources, int]], share: str) -> Res
     labels = {name: value for one in every for name, value in one.labels.items()}
     return Resources(
         **amounts,
-        **sizes,
         entire_gpu=any(one.entire_gpu for one in every),
         accelerator=next((one.accelerator for one in every if one.accelerator is not None), None),
         labels=labels,
@@ -184,6 +210,7 @@ def _group_problems(members: list[Role], together: Together) -> list[Problem]:
     for name, values in (
         ("pool", {role.pool for role in members}),
         ("accelerator", {(role.resources or Resources()).accelerator for role in members} - {None}),
+        ("labels", {tuple(labels.items()) for role in members if (labels := _labels(role))}),
     ):
         if len(values) > 1:
             shown = ", ".join(f"{role.name}: {_setting(role, name)}" for role in members)
@@ -192,19 +219,20 @@ def _group_problems(members: list[Role], together: Together) -> list[Problem]:
     if together.where == "process" and any(role.ranks > 1 for role in members):
         gangs = ", ".join(role.name for role in members if role.ranks > 1)
         message = f"group {group!r} is one process, and {gangs} needs several processes (ranks)"
-        problems.append(_problem(group, message, (), Change({"together": {"group": group, "where": "node"}})))
+        problems.append(_problem(group, message, (), Change({"together": object_source(Together(group, "node"))})))
     return problems
 
 
 def _resources_problem(members: list[Role], together: Together, problem: Problem) -> Problem:
     shares = ", ".join(f"{role.name}: {role.shape.describe()}" for role in members)
     message = f"group {together.group!r} would need a process that cannot be: {problem.message}"
-    fix = Change({"together": {"group": together.group, "share": "max"}}, note="if they never work at the same time")
+    shared = object_source(Together(together.group, share="max"))
+    fix = Change({"together": shared}, note="if they never work at the same time")
     return _problem(together.group, message, (shares,), fix)
 
 
 def _problem(group: str, message: str, evidence: tuple[str, ...], *fixes: Change) -> Problem:
-    return Problem(BAD_GROUP, message, evidence, fixes, Subject("group", group))
+    return Problem(BAD_GROUP, message, evidence, fixes, subject=Subject("group", group))
 
 
 def _mode_text(role: Role) -> str:
@@ -217,4 +245,12 @@ def _count_text(role: Role) -> str:
 
 
 def _setting(role: Role, name: str) -> object:
+    if name == "labels":
+        return _labels(role)
     return role.pool if name == "pool" else (role.resources or Resources()).accelerator
+
+
+def _labels(role: Role) -> dict[str, str]:
+    """Labels that nodes must have for the role, beside those of its pool."""
+    affinity = {} if role.affinity is None else role.affinity.labels
+    return dict(sorted({**(role.resources or Resources()).labels, **affinity}.items()))

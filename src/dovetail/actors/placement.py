@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dovetail.resources.ledger import Ledger
     from dovetail.resources.seat import Seats
     from dovetail.resources.shape import Shape
+    from dovetail.scheduling.placement import Ranker, SeatChoice
 
 
 class PlacedBundle(NamedTuple):
@@ -48,13 +49,41 @@ def pool_quota(pool: Pool) -> Quota:
     )
 
 
+class _GpuNodesLast:
+    """The score of placement for roles without GPUs: nodes with GPUs come after all others."""
+
+    def __init__(self, score: FragmentationScore) -> None:
+        self._score = score
+
+    def ranker(self, shape: Shape) -> Ranker:
+        ranker = self._score.ranker(shape)
+        return ranker if shape.computes_on_gpu else _GpuNodesLastRanker(ranker, self._score.levels)
+
+
+class _GpuNodesLastRanker:
+    __slots__ = ("_levels", "_ranker", "fit")
+
+    def __init__(self, ranker: Ranker, levels: int) -> None:
+        self._ranker = ranker
+        self._levels = levels
+        self.fit = ranker.fit
+
+    def best(self, free: FreeResources) -> SeatChoice | None:
+        choice = self._ranker.best(free)
+        if choice is None or free.cards.free:
+            return choice
+        return choice._replace(score=choice.score + self._levels)
+
+
 class BundlePlacer:
     """Places bundles one after the other on a ledger. Deterministic: equal ledgers and calls give equal seats."""
 
     def __init__(self, ledger: Ledger, bundles: Sequence[Bundle], pools: Mapping[str, Pool]) -> None:
         self.ledger = ledger
+        self._bundles = bundles
+        self._pools = pools
         workload = Workload((shape, bundle.high) for bundle in bundles for shape in bundle_shapes(bundle))
-        self._score = FragmentationScore(workload)
+        self._score = _GpuNodesLast(FragmentationScore(workload))
         self._placer = Placer(ledger, self._score)
         self._quotas = {name: pool_quota(pool) for name, pool in pools.items()}
         self.used: dict[str, list[int]] = {name: [0, 0, 0] for name in pools}
@@ -64,9 +93,7 @@ class BundlePlacer:
 
     def copy(self) -> BundlePlacer:
         """An independent placer in the same state, to try what fits."""
-        other = BundlePlacer.__new__(BundlePlacer)
-        other.ledger, other._score, other._quotas = self.ledger.copy(), self._score, self._quotas
-        other._placer = Placer(other.ledger, other._score)
+        other = BundlePlacer(self.ledger.copy(), self._bundles, self._pools)
         other.used = {name: list(used) for name, used in self.used.items()}
         other._instances = {role: Counter(nodes) for role, nodes in self._instances.items()}
         return other
@@ -93,23 +120,30 @@ class BundlePlacer:
         shapes = bundle_shapes(bundle)
         choices: dict[FreeResources, tuple[int, tuple[Seats, ...]] | None] = {}
         best: tuple[tuple[int, int, int], int] | None = None
+        own = self._count_by_node(bundle.roles)
+        near = [self._instances.get(name, Counter()) for name in bundle.near]
+        apart = self._count_by_node(bundle.apart)
+        sign = 1 if bundle.spread else -1 if bundle.pack else 0
+        states = self.ledger.free
         for position, node in enumerate(self.ledger.cluster.nodes):
-            if not self._accepts(bundle, node.name):
+            name = node.name
+            here = own.get(name, 0)
+            if (here and bundle.spread == "strict") or name in apart or not all(name in nodes for nodes in near):
                 continue
-            free = self.ledger.free[position]
+            free = states[position]
             if free not in choices:
                 choices[free] = self._seats_in(free, shapes)
             choice = choices[free]
             if choice is not None:
-                key = (self._preference(bundle, node.name), -choice[0], position)
+                key = (sign * here, -choice[0], position)
                 if best is None or key < best[0]:
                     best = key, position
         if best is None:
             return None
-        node = self.ledger.cluster.nodes[best[1]].name
+        chosen_node = self.ledger.cluster.nodes[best[1]].name
         chosen = choices[self.ledger.free[best[1]]]
         assert chosen is not None
-        seats = tuple(tuple(seat._replace(node=node) for seat in process) for process in chosen[1])
+        seats = tuple(tuple(seat._replace(node=chosen_node) for seat in process) for process in chosen[1])
         for process in seats:
             for seat in process:
                 self.ledger.take(seat)
@@ -132,21 +166,12 @@ class BundlePlacer:
             found.append(seats)
         return score, tuple(found)
 
-    def _accepts(self, bundle: Bundle, node: str) -> bool:
-        """Whether strict spreading and affinity allow the node."""
-        if bundle.spread == "strict" and self._count_on(node, bundle.roles):
-            return False
-        if any(not self._count_on(node, (name,)) for name in bundle.near):
-            return False
-        return not self._count_on(node, bundle.apart)
-
-    def _preference(self, bundle: Bundle, node: str) -> int:
-        if bundle.spread:
-            return self._count_on(node, bundle.roles)
-        return -self._count_on(node, bundle.roles) if bundle.pack else 0
-
-    def _count_on(self, node: str, roles: Sequence[str]) -> int:
-        return sum(self._instances.get(role, Counter())[node] for role in roles)
+    def _count_by_node(self, roles: Sequence[str]) -> Mapping[str, int]:
+        """Instances of these roles on each node that has any."""
+        found: Counter[str] = Counter()
+        for role in roles:
+            found.update(self._instances.get(role, {}))
+        return found
 
     def _is_within_quota(self, bundle: Bundle) -> bool:
         quota = self._quotas.get(bundle.pool or "")

@@ -15,6 +15,8 @@ ActorClass = Callable[..., Any] | str
 """A class, a function that returns an object, or "package.module:name" of one."""
 Workers = int | tuple[int, int]
 Placement = bool | Literal["strict"]
+DEFAULT_POOL = "default"
+"""Pool of roles without one, if a system has a pool of this name."""
 RestartPolicy = Literal["always", "never", "fail"]
 
 
@@ -27,6 +29,19 @@ class Together:
     _: KW_ONLY
     share: Literal["sum", "max"] = "sum"
     """Resources of a process with several roles: the sum of theirs, or the maximum if they never work at once."""
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """The nodes that a role may use: by their labels, and by the other roles on them."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that the nodes must have."""
+    _: KW_ONLY
+    near: Sequence[str] = ()
+    """Roles that must have an instance on the same node."""
+    apart: Sequence[str] = ()
+    """Roles that must not have an instance on the same node."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +109,15 @@ class Role:
     together: Together | str | None = None
     """Colocation group; a string is a group in one process."""
     pool: str | None = None
+    """Name of a pool; None: the pool "default" if the system has one, else the whole cluster."""
     spread: Placement = False
     """True: on as many nodes as possible; "strict": on a node of its own."""
     pack: Placement = False
     """True: on as few nodes as possible; "strict": all on one node."""
-    near: Sequence[str] = ()
-    """Roles that must have an instance on the same node."""
-    apart: Sequence[str] = ()
-    """Roles that must not have an instance on the same node."""
+    affinity: Affinity | None = None
     env: Mapping[str, str] | None = None
+    env_from: Sequence[str] = ()
+    """Variables of the driver that its processes get as well; on other machines they get only a few by default."""
     runtime_env: Mapping[str, Any] | None = None
     restart: Restart | RestartPolicy = "always"
     after: Sequence[str] = ()
@@ -127,6 +142,14 @@ class Role:
     @property
     def colocation(self) -> Together | None:
         return Together(self.together) if isinstance(self.together, str) else self.together
+
+    @property
+    def near(self) -> Sequence[str]:
+        return () if self.affinity is None else self.affinity.near
+
+    @property
+    def apart(self) -> Sequence[str]:
+        return () if self.affinity is None else self.affinity.apart
 
     @property
     def restart_rules(self) -> Restart:

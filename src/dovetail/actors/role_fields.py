@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.actors.role import Pool, Restart, Role, Scale, Together
+from dovetail.actors.role import Affinity, Pool, Restart, Role, Scale, Together
 from dovetail.actors.role_profiles import PROFILES
 from dovetail.documents.fields import (
     TEXT,
     Field,
     Mistake,
+    Record,
     Type,
     WrongValue,
     choice,
@@ -25,7 +27,7 @@ from dovetail.documents.fields import (
     setting_problem,
     whole,
 )
-from dovetail.errors import Expression, nearest_word
+from dovetail.errors import Expression, ObjectSource, nearest_word, python_literal
 from dovetail.pipeline.durations import DURATION
 from dovetail.pipeline.stage_fields import ENV, NAME, RUN_PATTERN, RUNTIME_ENV, SLOTS_LIMIT, WORKERS_LIMIT
 from dovetail.resources.resources import CPUS_LIMIT, GPUS_LIMIT, RANKS_LIMIT, Resources, amount, size
@@ -65,7 +67,7 @@ def _workers_mistakes(workers: object) -> Iterator[Mistake]:
 
 def _resources_mistakes(value: object) -> Iterator[Mistake]:
     if not isinstance(value, Resources):
-        yield WrongValue(value, "a dt.Resources", instead=(Expression("dt.Resources(cpus=1)"),))
+        yield WrongValue(value, "a dt.Resources", instead=(ObjectSource("dt.Resources(cpus=1)", {"cpus": 1}),))
 
 
 def _object_mistakes(
@@ -81,10 +83,25 @@ def _object_mistakes(
 
 def _inner_mistakes(value: object) -> Iterator[Mistake]:
     record = RECORDS[type(value)]
-    for name, mistake in record.value_mistakes({name: getattr(value, name) for name in record.names}):
-        if isinstance(mistake, WrongValue):
-            reason = f"has {name}={mistake.value!r}, which is not {mistake.expected}"
-            yield WrongValue(value, mistake.expected, reason, mistake.instead and ())
+    values = {name: getattr(value, name) for name in record.names}
+    for name, mistake in record.value_mistakes(values):
+        assert isinstance(mistake, WrongValue)
+        reason = f"has {name}={mistake.value!r}, which is not {mistake.expected}"
+        instead = tuple(_constructor(record, {**values, name: valid}) for valid in mistake.instead)
+        yield WrongValue(Expression(f"dt.{record.title}(...)"), mistake.expected, reason, instead[:1])
+
+
+def _constructor(record: Record, values: Mapping[str, object]) -> ObjectSource:
+    """The call that makes an object with these values, and its data in a file."""
+    given = {name: values[name] for name, field in record.by_name.items() if values[name] != field.default}
+    arguments = ", ".join(f"{name}={python_literal(value)}" for name, value in given.items())
+    return ObjectSource(f"dt.{record.title}({arguments})", given)
+
+
+def object_source(value: Affinity | Together) -> ObjectSource:
+    """An object as the value of a fix."""
+    record = RECORDS[type(value)]
+    return _constructor(record, {name: getattr(value, name) for name in record.names})
 
 
 def _together_mistakes(value: object) -> Iterator[Mistake]:
@@ -99,7 +116,14 @@ def _scale_mistakes(value: object) -> Iterator[Mistake]:
     if isinstance(value, Scale):
         yield from _inner_mistakes(value)
     else:
-        yield WrongValue(value, "a dt.Scale", instead=(Expression("dt.Scale(target=4)"),))
+        yield WrongValue(value, "a dt.Scale", instead=(ObjectSource("dt.Scale(target=4)", {"target": 4}),))
+
+
+def _affinity_mistakes(value: object) -> Iterator[Mistake]:
+    if isinstance(value, Affinity):
+        yield from _inner_mistakes(value)
+    else:
+        yield WrongValue(value, "a dt.Affinity", instead=(object_source(Affinity(near=["trainer"])),))
 
 
 def _is_signal(value: object) -> bool:
@@ -127,6 +151,8 @@ PLACEMENT = predicate(PLACEMENT_TEXT, True, {"enum": [True, False, "strict"]}, _
 NAMES = list_of(NAME, "a list of names")
 ARGUMENTS = predicate("a list", [], {"type": "array"}, _is_arguments)
 KEYWORDS = predicate("a mapping with names for keys", {}, {"type": "object"}, _is_keywords)
+VARIABLES = list_of(replace(NAME, example="WANDB_API_KEY"), "a list of variables")
+LABELS = mapping_of(TEXT, "a mapping of labels to values", {"pool": "gpu"})
 SIGNAL = predicate("outstanding, or the name of a method", "outstanding", {"type": "string"}, _is_signal)
 
 TOGETHER = record_of(
@@ -139,12 +165,22 @@ TOGETHER = record_of(
         Field("share", choice(("sum", "max")), "Resources of one process: the sum, or the maximum of its roles."),
     ),
 )
+AFFINITY = record_of(
+    Affinity,
+    "Affinity",
+    "The nodes that a role may use.",
+    (
+        Field("labels", LABELS, "Labels that the nodes must have."),
+        Field("near", NAMES, "Roles that must have an instance on the same node."),
+        Field("apart", NAMES, "Roles that must not have an instance on the same node."),
+    ),
+)
 POOL = record_of(
     Pool,
     "Pool",
     "A named part of the cluster.",
     (
-        Field("labels", mapping_of(TEXT, "a mapping of labels to values", {"pool": "gpu"}), "Labels of its nodes."),
+        Field("labels", LABELS, "Labels of its nodes."),
         Field("cpus", amount(CPUS_LIMIT * 1000, "a number"), "CPUs that its roles may use in all."),
         Field("gpus", amount(GPUS_LIMIT * 1000, "a number"), "GPUs that its roles may use in all."),
         Field("memory", size(may_be_zero=False), "Memory that its roles may use in all."),
@@ -174,7 +210,7 @@ RESTART = record_of(
         Field("backoff", DURATION, "Wait before the first restart; it doubles."),
     ),
 )
-RECORDS = {Together: TOGETHER, Pool: POOL, Scale: SCALE, Restart: RESTART}
+RECORDS = {Affinity: AFFINITY, Together: TOGETHER, Pool: POOL, Scale: SCALE, Restart: RESTART}
 TOGETHER_VALUE = Type("a group, or a mapping", "train", {"anyOf": [NAME.schema, TOGETHER.schema()]}, _together_mistakes)
 RESTART_VALUE = Type(
     "always, never, fail, or a mapping",
@@ -182,6 +218,7 @@ RESTART_VALUE = Type(
     {"anyOf": [{"enum": list(RESTART_POLICIES)}, RESTART.schema()]},
     _restart_mistakes,
 )
+AFFINITY_VALUE = Type("a mapping", {"near": ["trainer"]}, AFFINITY.schema(), _affinity_mistakes)
 SCALE_VALUE = Type("a mapping", {"target": 4}, SCALE.schema(), _scale_mistakes)
 
 ROLE = record_of(
@@ -202,9 +239,9 @@ ROLE = record_of(
         Field("pool", NAME, "Pool of the cluster that it runs in."),
         Field("spread", PLACEMENT, "On as many nodes as possible; strict: one per node."),
         Field("pack", PLACEMENT, "On as few nodes as possible; strict: all on one node."),
-        Field("near", NAMES, "Roles that must have an instance on the same node."),
-        Field("apart", NAMES, "Roles that must not have an instance on the same node."),
+        Field("affinity", AFFINITY_VALUE, "Nodes that it may use: by labels, and by other roles on them."),
         Field("env", ENV, "Environment variables of its processes."),
+        Field("env_from", VARIABLES, "Variables of the driver that its processes get as well."),
         Field("runtime_env", RUNTIME_ENV, "Ray's runtime environment of its processes."),
         Field("restart", RESTART_VALUE, "What happens when an instance dies."),
         Field("after", NAMES, "Roles that must be ready before it starts."),

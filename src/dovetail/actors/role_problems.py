@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.actors.role import Pool, Role
-from dovetail.actors.role_fields import BAD_ROLE, POOL, role_problems
+from dovetail.actors.role import DEFAULT_POOL, Affinity, Pool, Role
+from dovetail.actors.role_fields import BAD_ROLE, POOL, object_source, role_problems
+from dovetail.actors.role_profiles import with_profile
 from dovetail.documents.fields import Located, setting_problem
-from dovetail.errors import UNSET, Change, Problem, Subject, did_you_mean, short_repr
+from dovetail.errors import UNSET, Change, Problem, Subject, did_you_mean, nearest_word, short_repr
 from dovetail.pipeline.graph import find_cycles
 from dovetail.pipeline.stage_fields import NAME
+from dovetail.text_format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 UNKNOWN_NAME, CYCLE, DEADLOCK = "DT502", "DT503", "DT506"
 ROLES_EXAMPLE = 'dt.ActorSystem([dt.Role("trainer", "my_package.my_module:Trainer")])'
-REFERENCES = ("after", "near", "apart", "calls")
+AFFINITY_REFERENCES = ("near", "apart")
+REFERENCES = ("after", "calls", *AFFINITY_REFERENCES)
+RESERVED_NAMES = frozenset({"name", "roles", "scale", "status", "stop", "wait"})
+"""Methods and attributes of a running system, which has its roles as attributes too."""
 
 
 def system_problems(roles: Sequence[object], pools: Mapping[str, object], name: object) -> list[Located]:
@@ -43,8 +49,9 @@ def system_problems(roles: Sequence[object], pools: Mapping[str, object], name: 
         return found  # the values below must be of the right type
     return [
         *found,
-        *_duplicate_names(known),
+        *_name_problems(known),
         *_placement_problems(known),
+        *_label_problems(known, pools),
         *_reference_problems(known, pools),
         *_cycle_problems(known),
         *_deadlock_problems(known),
@@ -62,13 +69,16 @@ def _pool_problems(pools: Mapping[str, object]) -> Iterator[Located]:
             yield ("pools", name, field), setting_problem(field, mistake, BAD_ROLE, f"pool {name!r}")
 
 
-def _duplicate_names(roles: Sequence[tuple[int, Role]]) -> Iterator[Located]:
+def _name_problems(roles: Sequence[tuple[int, Role]]) -> Iterator[Located]:
     first: dict[str, int] = {}
     for number, role in roles:
         if role.name in first:
             message = f"roles {first[role.name] + 1} and {number + 1} are both called {role.name!r}"
             yield ("roles", number, "name"), Problem(BAD_ROLE, message, fixes=(Change({"name": f"{role.name}_2"}),))
         first.setdefault(role.name, number)
+        if role.name in RESERVED_NAMES:
+            message = f"role {role.name!r}: a running system has an attribute of this name"
+            yield ("roles", number, "name"), Problem(BAD_ROLE, message, fixes=(Change({"name": f"{role.name}_role"}),))
 
 
 def _placement_problems(roles: Sequence[tuple[int, Role]]) -> Iterator[Located]:
@@ -77,75 +87,121 @@ def _placement_problems(roles: Sequence[tuple[int, Role]]) -> Iterator[Located]:
             message = f"role {role.name!r}: spread and pack contradict each other: set only one of them"
             fixes = (Change({"spread": UNSET}), Change({"pack": UNSET}))
             yield ("roles", number, "spread"), Problem(BAD_ROLE, message, fixes=fixes, subject=_role(role))
+        if role.pack == "strict" and role.low != role.high:
+            message = f'role {role.name!r}: pack="strict" places all workers at once, but their number varies'
+            fixes = (Change({"pack": True}), Change({"workers": role.high}))
+            yield ("roles", number, "pack"), Problem(BAD_ROLE, message, fixes=fixes, subject=_role(role))
         if role.scale is not None and role.low == role.high:
-            message = f"role {role.name!r} has scale, but always {role.low} workers"
+            message = f"role {role.name!r} has scale, but always {format_count(role.low, 'worker')}"
             fixes = (Change({"workers": (role.low, 4 * role.low)}), Change({"scale": UNSET}))
             yield ("roles", number, "scale"), Problem(BAD_ROLE, message, fixes=fixes, subject=_role(role))
+
+
+def _label_problems(roles: Sequence[tuple[int, Role]], pools: Mapping[str, object]) -> Iterator[Located]:
+    """Labels for which a role, its resources and its pool have different values."""
+    for number, role in roles:
+        pool = pools.get(role.pool or DEFAULT_POOL)
+        sources = {
+            "its pool": pool.labels if isinstance(pool, Pool) else {},
+            "resources": {} if role.resources is None else role.resources.labels,
+            "affinity": {} if role.affinity is None else role.affinity.labels,
+        }
+        for label in dict.fromkeys(label for labels in sources.values() for label in labels):
+            given = {source: labels[label] for source, labels in sources.items() if label in labels}
+            if len(set(given.values())) > 1:
+                shown = ", ".join(f"{value!r} in {source}" for source, value in given.items())
+                message = f"role {role.name!r}: no node has two values of the label {label!r}: {shown}"
+                fixes = (f"remove the label {label!r} from all but one of them",)
+                yield ("roles", number), Problem(BAD_ROLE, message, fixes=fixes, subject=_role(role))
 
 
 def _reference_problems(roles: Sequence[tuple[int, Role]], pools: Mapping[str, object]) -> Iterator[Located]:
     names = list(dict.fromkeys(role.name for _, role in roles))
     for number, role in roles:
         if role.pool is not None and role.pool not in pools:
-            near = did_you_mean(role.pool, pools)
-            message = f"role {role.name!r}: there is no pool {role.pool!r}{near}"
+            near = nearest_word(role.pool, pools)
+            message = f"role {role.name!r}: there is no pool {role.pool!r}{did_you_mean(role.pool, pools)}"
             evidence = (f"pools: {', '.join(pools) or 'none'}",)
-            fixes = (Change({"pool": near.split("'")[1]}) if near else Change({"pool": UNSET}),)
+            fixes = (Change({"pool": UNSET if near is None else near}),)
             yield ("roles", number, "pool"), Problem(UNKNOWN_NAME, message, evidence, fixes, subject=_role(role))
         for field in REFERENCES:
-            given = list(getattr(role, field))
-            for entry, name in enumerate(given):
+            for entry, name in enumerate(getattr(role, field)):
                 others = [other for other in names if other != role.name]
-                if name in others or (name == role.name and field == "calls"):
-                    continue
-                near = did_you_mean(name, others)
-                rest = [other for other in given if other != name] + ([near.split("'")[1]] if near else [])
-                message = f"role {role.name!r}: {field} names {name!r}, which is not another role{near}"
-                evidence = (f"roles: {', '.join(names)}",)
-                fixes = (Change({field: rest or UNSET}),)
-                yield (
-                    ("roles", number, field, entry),
-                    Problem(UNKNOWN_NAME, message, evidence, fixes, subject=_role(role)),
-                )
+                if name not in others and not (name == role.name and field == "calls"):
+                    yield _unknown_role((number, role), field, entry, others)
+
+
+def _unknown_role(at: tuple[int, Role], field: str, entry: int, others: Sequence[str]) -> Located:
+    number, role = at
+    given = list(getattr(role, field))
+    near = nearest_word(given[entry], others)
+    corrected = [*given[:entry], *([] if near is None else [near]), *given[entry + 1 :]]
+    is_itself = given[entry] == role.name
+    reason = "which is the role itself" if is_itself else f"which is not a role{did_you_mean(given[entry], others)}"
+    message = f"role {role.name!r}: {field} names {given[entry]!r}, {reason}"
+    evidence = (f"other roles: {', '.join(others) or 'none'}",)
+    problem = Problem(UNKNOWN_NAME, message, evidence, (_change_of(role, field, corrected),), subject=_role(role))
+    return ("roles", number, *_path_of(field), entry), problem
+
+
+def _path_of(field: str) -> tuple[str, ...]:
+    return ("affinity", field) if field in AFFINITY_REFERENCES else (field,)
+
+
+def _change_of(role: Role, field: str, names: Sequence[str]) -> Change:
+    """Other names in a list of roles."""
+    if field not in AFFINITY_REFERENCES:
+        return Change({field: list(names) or UNSET})
+    changed = replace(role.affinity or Affinity(), **{field: tuple(names)})  # type: ignore[arg-type]
+    return Change({"affinity": UNSET if changed == Affinity() else object_source(changed)})
 
 
 def _cycle_problems(roles: Sequence[tuple[int, Role]]) -> Iterator[Located]:
-    names = {role.name for _, role in roles}
-    for field in ("after", "near"):
+    by_name = {role.name: (number, role) for number, role in roles}
+    for field, text in (("after", "start after"), ("near", "must be near")):
         edges = {
-            role.name: tuple(name for name in dict.fromkeys(getattr(role, field)) if name in names - {role.name})
-            for _, role in roles
+            name: tuple(dict.fromkeys(other for other in getattr(role, field) if other in by_name and other != name))
+            for name, (_, role) in by_name.items()
         }
         for cycle in find_cycles(edges):
-            number, role = next((number, role) for number, role in roles if role.name == cycle[0])
+            number, role = by_name[cycle[0]]
             rest = [name for name in getattr(role, field) if name != cycle[-1]]
-            message = f"the roles wait for each other ({field}): {' -> '.join([*cycle, cycle[0]])}"
-            fixes = (Change({field: rest or UNSET}),)
-            yield ("roles", number, field), Problem(CYCLE, message, fixes=fixes, subject=_role(role))
+            message = f"these roles {text} each other ({field}): {' -> '.join([*cycle, cycle[0]])}"
+            fixes = (_change_of(role, field, rest),)
+            yield ("roles", number, *_path_of(field)), Problem(CYCLE, message, fixes=fixes, subject=_role(role))
 
 
 def _deadlock_problems(roles: Sequence[tuple[int, Role]]) -> Iterator[Located]:
-    """A cycle of calls in which every role executes one call at a time waits for itself."""
-    by_name = {role.name: role for _, role in roles}
-    single = {name for name, role in by_name.items() if (role.slots or 1) == 1 and role.profile is None}
-    single |= {name for name, role in by_name.items() if role.profile == "trainer" and role.slots in (None, 1)}
-    edges = {
-        role.name: tuple(name for name in role.calls if name in single) for _, role in roles if role.name in single
-    }
-    for name, called in edges.items():
-        if name in called:
-            yield _deadlock(roles, by_name[name], [name])
-    without_self = {name: tuple(other for other in called if other != name) for name, called in edges.items()}
-    for cycle in find_cycles(without_self):
-        yield _deadlock(roles, by_name[cycle[0]], cycle)
+    """Calls that come back to a role while its only slot waits for them."""
+    calls = {role.name: tuple(dict.fromkeys(role.calls)) for _, role in roles}
+    reported: set[frozenset[str]] = set()
+    for number, role in roles:
+        if with_profile(role).slots != 1:
+            continue
+        cycle = _shortest_cycle(role.name, calls)
+        if not cycle or frozenset(cycle) in reported:
+            continue
+        reported.add(frozenset(cycle))
+        message = f"calls of {role.name!r} can wait for themselves: {' -> '.join([*cycle, role.name])}"
+        evidence = (f"{role.name!r} executes one call at a time (slots=1), and its calls lead back to it",)
+        fixes = (
+            Change({"slots": 2}),
+            Change({"calls": [name for name in role.calls if name != cycle[1 % len(cycle)]]}),
+        )
+        yield ("roles", number, "calls"), Problem(DEADLOCK, message, evidence, fixes, subject=_role(role))
 
 
-def _deadlock(roles: Sequence[tuple[int, Role]], role: Role, cycle: Sequence[str]) -> Located:
-    number = next(number for number, one in roles if one is role)
-    message = f"the calls of these roles wait for each other: {' -> '.join([*cycle, cycle[0]])}"
-    evidence = ("each of them executes one call at a time (slots=1)",)
-    problem = Problem(DEADLOCK, message, evidence, (Change({"slots": 2}),), subject=_role(role))
-    return ("roles", number, "calls"), problem
+def _shortest_cycle(start: str, calls: Mapping[str, Sequence[str]]) -> list[str]:
+    """The roles on the shortest way from a role back to itself; empty if there is none."""
+    waiting, seen = [[start]], {start}
+    for path in waiting:  # grows while it is read
+        for name in calls.get(path[-1], ()):
+            if name == start:
+                return path
+            if name not in seen:
+                seen.add(name)
+                waiting.append([*path, name])
+    return []
 
 
 def _role(role: Role) -> Subject:

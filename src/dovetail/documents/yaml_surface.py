@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dovetail.errors import Expression, Surface, short_repr
+from dovetail.errors import Expression, ObjectSource, Surface, short_repr
 
 if TYPE_CHECKING:
     from dovetail.errors import Call, Given
@@ -21,6 +21,8 @@ _RESERVED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 def yaml_literal(value: object) -> str:
     """A value as YAML on one line; a string has quotes only where YAML needs them."""
     match value:
+        case ObjectSource():
+            return yaml_literal(value.data)
         case Expression():
             return str(value)
         case None | bool():

@@ -223,7 +223,8 @@ def _requested_totals(requests: Sequence[WorkerRequest]) -> dict[str, int]:
 
 def _not_together_problem(requests: Sequence[WorkerRequest], ledger: Ledger) -> Problem | None:
     """The totals suffice and each request fits alone, but not all of them together."""
-    left = _unplaced_requests(requests, ledger)
+    trial = ledger.copy()
+    left = _unplaced_requests(requests, trial)
     if not left:
         return None
     message = f"{len(requests)} kinds of workers fit one by one, but not together"
@@ -231,6 +232,7 @@ def _not_together_problem(requests: Sequence[WorkerRequest], ledger: Ledger) -> 
         f"{request.name}: {request.workers} of {request.workers + placed} workers do not fit"
         for request, placed in left
     ]
+    evidence += [f"beside the others, {line}" for line in _split_capacity_lines(left[0][0].shape, trial)]
     kept = [
         Change({"workers": placed}, (request.subject or Subject("request", request.name),))
         for request, placed in left
@@ -241,10 +243,8 @@ def _not_together_problem(requests: Sequence[WorkerRequest], ledger: Ledger) -> 
 
 
 def _unplaced_requests(requests: Sequence[WorkerRequest], ledger: Ledger) -> list[tuple[WorkerRequest, int]]:
-    """Requests that do not fit when all are placed, large ones first: (rest of the request, workers placed)."""
-    trial = Placer(
-        ledger.copy(), FragmentationScore(Workload((request.shape, request.workers) for request in requests))
-    )
+    """Requests that do not fit when all are placed on the ledger, large ones first: (rest of it, workers placed)."""
+    trial = Placer(ledger, FragmentationScore(Workload((request.shape, request.workers) for request in requests)))
     left = []
     for request in sorted(requests, key=_difficulty, reverse=True):
         placed = len(trial.fill(request.shape, request.workers))
