@@ -60,6 +60,8 @@ class WorkerThread(WorkerProcess):
         """The definitions are in this process already."""
 
     def close(self) -> None:
+        for one in self.slots.values():
+            one.close()
         for slots in self.async_slots.values():
             slots.stop_loop()
             slots._thread.join(JOIN_S)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dovetail.control.commands import Cancel, RunBatches, StopWorker
+from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
 from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import (
     BatchesDone,
@@ -24,7 +24,8 @@ from dovetail.control.events import (
 )
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, Raises
 from dovetail.pipeline.stage_code import StageCode
-from engines.scene import NODE, Caller, Does, Held, Notebook, Rig, Scene, Units
+from dovetail.resources.seat import Seat
+from engines.scene import NODE, AsyncNeighbour, Caller, Does, Held, Neighbour, Notebook, Rig, Scene, Units
 from waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class EngineContract(ABC):
         """Factory of scenes; its keywords map names of hosted objects to their behaviour."""
         made: list[Scene] = []
 
-        def make(**units: type[Notebook | Caller] | Does | tuple[StageCode, ...]) -> Scene:
+        def make(**units: type[Notebook | Caller | Neighbour] | Does | tuple[StageCode, ...]) -> Scene:
             made.append(Scene(self.rig({"a": Does(), **units})))
             return made[-1]
 
@@ -499,3 +500,44 @@ class ProcessContract(EngineContract):
         calls = scene.message(1, "caller", [0])
         assert scene.keys(scene.done(calls)) == [(0,)]
         assert [event.worker for event in scene.all(WorkerReady)] == [1, 2]
+
+    # Calls between objects of one process
+
+    @pytest.mark.parametrize("kind", [Neighbour, AsyncNeighbour])
+    def test_objects_of_one_process_share_arguments_and_results_of_their_calls(
+        self, scene_of: SceneOf, kind: type[Neighbour]
+    ) -> None:
+        """Their calls are not sent and not pickled, whatever the methods are."""
+        scene = scene_of(one=Neighbour, other=kind, book=Notebook)
+        scene.ready(1, "one", "other", "book")
+        call = scene.engine.call
+        assert scene.result(call(1, "one", "shares", "other"))
+        assert scene.result(call(1, "other", "ask_later", "book", "note_later", "x")) == 1
+        assert scene.result(call(1, "one", "ask", "book", "note_later", "y")) == 2
+        assert isinstance(scene.error(call(1, "one", "ask", "book", "tear")), ValueError)
+        assert isinstance(scene.error(call(1, "one", "ask", "book", "no_such_method")), AttributeError)
+        assert isinstance(scene.error(call(1, "one", "ask", "nobody", "note", "x")), LookupError)
+        assert scene.result(call(1, "one", "repeat", 5, "book", "note", "z")) == [3, 4, 5, 6, 7]
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_calls_within_a_process_take_slots(self, scene_of: SceneOf, slots: int) -> None:
+        scene = scene_of(one=Neighbour, other=Neighbour)
+        hosted = (scene.rig.hosted("one", 4), scene.rig.hosted("other", slots))
+        scene.submit(StartWorker(1, (Seat(NODE, 100),), hosted))
+        calls = [scene.engine.call(1, "one", "ask", "other", "linger", 0.02) for _ in range(3)]
+        calls += [scene.engine.call(1, "other", "linger", 0.02) for _ in range(3)]
+        calls += [scene.engine.call(1, "one", "repeat", 3, "other", "linger", 0.02)]
+        for call in calls:
+            scene.result(call)
+        assert scene.result(scene.engine.call(1, "other", "busiest")) == slots
+
+    def test_a_drain_finishes_calls_within_the_process(self, scene_of: SceneOf) -> None:
+        scene = scene_of(one=Neighbour, other=Neighbour)
+        scene.ready(1, "one", "other", slots=2)
+        calls = [
+            scene.engine.call(1, name, "repeat", 2, other, "linger", 0.02)
+            for name, other in (("one", "other"), ("other", "one"))
+        ]
+        scene.submit(StopWorker(1))
+        assert [scene.result(call) for call in calls] == [[None, None]] * 2
+        scene.stopped(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -79,6 +80,54 @@ class Caller:
         self._worker.call(2, "book", "note", "from a teardown").result(PATIENCE_S)
 
 
+class Neighbour:
+    """A hosted object that calls other objects of its own worker."""
+
+    def setup(self, worker: Any) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+        self.inside = self.peak = 0
+
+    def call(self, name: str, method: str, *args: Any, **named: Any) -> Any:
+        return self._worker.call(self._worker.id, name, method, *args, **named)
+
+    def ask(self, name: str, method: str, *args: Any, **named: Any) -> Any:
+        return self.call(name, method, *args, **named).result()
+
+    async def ask_later(self, name: str, method: str, *args: Any) -> Any:
+        return await asyncio.wrap_future(self.call(name, method, *args))
+
+    def repeat(self, count: int, name: str, method: str, *args: Any) -> list[Any]:
+        futures = [self.call(name, method, *args) for _ in range(count)]
+        return [future.result() for future in futures]
+
+    def shares(self, name: str) -> bool:
+        """Whether the other object gets and returns the very object that it is given."""
+        something = threading.Lock()  # cannot be pickled
+        return self.ask(name, "give_back", something) is something
+
+    def give_back(self, value: Any) -> Any:
+        return value
+
+    def linger(self, seconds: float) -> None:
+        with self._lock:
+            self.inside += 1
+            self.peak = max(self.peak, self.inside)
+        time.sleep(seconds)
+        with self._lock:
+            self.inside -= 1
+
+    def busiest(self) -> int:
+        return self.peak
+
+
+class AsyncNeighbour(Neighbour):
+    """The same, with all methods in one event loop."""
+
+    async def __call__(self, items: list[Key]) -> list[Key]:
+        return items
+
+
 class Rig(ABC):
     """An engine under test, and the operations that depend on its implementation."""
 
@@ -109,7 +158,7 @@ class Rig(ABC):
         """Number of worker processes that exist now."""
 
 
-Units = dict[str, "type[Notebook | Caller] | Does | tuple[StageCode, ...]"]
+Units = dict[str, "type[Notebook | Caller | Neighbour] | Does | tuple[StageCode, ...]"]
 
 
 class Scene:

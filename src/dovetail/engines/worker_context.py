@@ -71,7 +71,12 @@ class Worker:
     """Sends calls to other workers; set by the engine."""
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """Call a method of an object that another worker hosts; returns a future of the result."""
+        """Call a method of an object that a worker hosts; returns a future of the result.
+
+        The call takes a slot of the object; calls of one caller to one object start in the order in which they were
+        made. Arguments and result are copied, except between two objects of one process (`worker` is this worker's own
+        id), which share them: an object that keeps or changes an argument keeps or changes that of its caller.
+        """
         if self.caller is None:
             raise RuntimeError("this engine does not pass calls from worker to worker")
         return self.caller(worker, hosted, method, *args, **named)

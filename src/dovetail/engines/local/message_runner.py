@@ -661,12 +661,12 @@ class MessageRunner:
         try:
             value = call_hosted(executor, frame)
             if inspect.isawaitable(value):  # an async method of an object whose __call__ is not async, or that has none
-                value = self._await(value)
+                value = self.await_result(value)
             self.reply(number, value)
         except BaseException as error:  # passed to the caller
             self.reply_error(number, error)
 
-    def _await(self, awaitable: Awaitable[Any]) -> Any:
+    def await_result(self, awaitable: Awaitable[Any]) -> Any:
         """Await in the event loop that all async methods of this worker share; the slot is taken meanwhile."""
         import asyncio  # late: few objects have async methods
 

@@ -6,10 +6,12 @@ import asyncio
 import inspect
 import select
 import traceback
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import Context
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.engines.local.message_runner import call_hosted
@@ -87,6 +89,7 @@ class SlotDispatcher:
             own, cells = cells[: hosted.slots], cells[hosted.slots :]
             loop = worker.async_slots.get(hosted.name)
             self._slots[hosted.name] = loop or ThreadSlots(worker.executors[hosted.name], runner, own)
+        worker.slots = self._slots
 
     def run(self) -> None:
         while True:
@@ -103,30 +106,84 @@ class SlotDispatcher:
                     self._runner.free_buffers(*frame.head[1:])
                 elif kind == "stop":
                     self._worker.stop_reading()  # calls that are running, and those of a teardown, wait for answers
-                    for slots in self._slots.values():
-                        slots.finish()
+                    self._finish()
                     return
+
+    def _finish(self) -> None:
+        """Wait until all slots are idle; objects that finish may still call each other."""
+        while True:
+            for slots in self._slots.values():
+                slots.finish()
+            if not any(slots.is_busy for slots in self._slots.values()):
+                return
+
+
+class Job:
+    """Work for a slot: a message, or a call from another process."""
+
+    __slots__ = ("_function", "frame")
+
+    def __init__(self, function: Callable[[Frame], None], frame: Frame) -> None:
+        self._function = function
+        self.frame = frame
+
+    def run(self) -> None:
+        self._function(self.frame)
+
+
+class DirectCall(Future[Any]):
+    """Future of a call between two objects of this process.
+
+    A thread that waits for the call runs it itself if a slot is free and no earlier work waits: switching threads takes
+    longer than most calls. A wait with a timeout leaves the call to a thread of the called object.
+    """
+
+    def __init__(
+        self, slots: ThreadSlots | AsyncSlots, method: str, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self._slots = slots
+        self._request = method, args, named
+
+    def start(self, executor: UnitExecutor) -> Any:
+        """Call the method, whose result may be awaitable. It does not see the context variables of the caller."""
+        method, args, named = self._request
+        self._request = "", (), {}  # the future may outlive the arguments
+        return Context().run(executor.call, method, *args, **named)
+
+    def result(self, timeout: float | None = None) -> Any:
+        if timeout is None and not self.done():
+            self._slots.run_in_this_thread(self)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if timeout is None and not self.done():
+            self._slots.run_in_this_thread(self)
+        return super().exception(timeout)
 
 
 class ThreadSlots:
-    """Slots of an object whose calls block: a thread each."""
+    """Slots of an object whose calls block: a thread each, started when it is needed. Work starts in the order in which
+    it arrived."""
 
     def __init__(self, executor: UnitExecutor, runner: MessageRunner, breadcrumbs: list[BreadcrumbCell]) -> None:
         self._executor = executor
         self._runner = runner
         self._free_breadcrumbs = breadcrumbs
+        self._slots = len(breadcrumbs)
         self._lock = Lock()
-        self._threads = ThreadPoolExecutor(len(breadcrumbs), thread_name_prefix="slot")
-        self._waiting: dict[int, tuple[Future[None], Frame]] = {}
+        self._queue: deque[Job | DirectCall] = deque()
+        self._running = 0
+        self._threads = 0
+        self._wakeups: SimpleQueue[bool] = SimpleQueue()
+        """One entry for each queued job, which wakes a thread; False ends it. There may be too many entries: a job can
+        run in a thread that waits for it."""
+        self._is_idle = Condition(self._lock)
 
     def run(self, frame: Frame) -> None:
-        message = frame.head[1]
-        with self._lock:
-            self._waiting[message] = self._threads.submit(self._run_message, message, frame), frame
+        self._add(Job(self._run_message, frame))
 
-    def _run_message(self, message: int, frame: Frame) -> None:
-        with self._lock:
-            del self._waiting[message]
+    def _run_message(self, frame: Frame) -> None:
         breadcrumb = self._free_breadcrumbs.pop()
         try:
             self._runner.run(self._executor, frame, breadcrumb)
@@ -134,19 +191,104 @@ class ThreadSlots:
             self._free_breadcrumbs.append(breadcrumb)
 
     def call(self, frame: Frame) -> None:
-        self._threads.submit(self._runner.answer_call, self._executor, frame)
+        self._add(Job(self._answer, frame))
+
+    def _answer(self, frame: Frame) -> None:
+        self._runner.answer_call(self._executor, frame)
+
+    def call_directly(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Future[Any]:
+        """Call the object from another object of this process. Thread: any."""
+        call = DirectCall(self, method, args, named)
+        self._add(call)
+        return call
 
     def cancel(self, message: int) -> bool:
         with self._lock:
-            future, frame = self._waiting.get(message, (None, None))
-            if future is None or frame is None or not future.cancel():
+            for job in self._queue:
+                if isinstance(job, Job) and job.frame.head[:2] == ("run", message):
+                    self._queue.remove(job)
+                    break
+            else:
                 return False
-            del self._waiting[message]
-        self._runner.return_message(frame)
+        self._runner.return_message(job.frame)
         return True
 
+    def run_in_this_thread(self, call: DirectCall) -> None:
+        """Run a call in the thread that waits for it, if it is the next one and a slot is free."""
+        is_in_loop = asyncio._get_running_loop() is not None  # noqa: SLF001 - documented
+        if not is_in_loop and self._take(call) is not None:
+            self._run_job(call)
+            if self._queue:
+                self._wakeups.put(True)
+
     def finish(self) -> None:
-        self._threads.shutdown()
+        """Wait for all messages and calls that were sent."""
+        with self._is_idle:
+            while self.is_busy:
+                self._is_idle.wait()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._queue or self._running)
+
+    def close(self) -> None:
+        """End the threads."""
+        for _ in range(self._threads):
+            self._wakeups.put(False)
+
+    # --- jobs
+
+    def _add(self, job: Job | DirectCall) -> None:
+        with self._lock:
+            self._queue.append(job)
+            needs_thread = self._threads < min(self._slots, self._running + len(self._queue))
+            self._threads += needs_thread
+        self._wakeups.put(True)
+        if needs_thread:
+            Thread(target=self._serve, name="slot", daemon=True).start()
+
+    def _serve(self) -> None:
+        while self._wakeups.get():
+            while (job := self._take()) is not None:
+                self._run_job(job)
+                del job  # it may hold the last reference to large arguments
+
+    def _take(self, wanted: DirectCall | None = None) -> Job | DirectCall | None:
+        """The next job, if a slot is free; with `wanted` only if that is the next one."""
+        with self._lock:
+            queue = self._queue
+            if not queue or self._running >= self._slots or (wanted is not None and queue[0] is not wanted):
+                return None
+            self._running += 1
+            return queue.popleft()
+
+    def _run_job(self, job: Job | DirectCall) -> None:
+        try:
+            if isinstance(job, DirectCall):
+                self._run_call(job)
+            else:
+                job.run()
+        except SystemExit:
+            pass
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running and not self._queue:
+                    self._is_idle.notify_all()
+
+    def _run_call(self, call: DirectCall) -> None:
+        if not call.set_running_or_notify_cancel():
+            return
+        try:
+            value = call.start(self._executor)
+            if inspect.isawaitable(value):
+                value = self._runner.await_result(value)
+        except BaseException as error:  # passed to the caller
+            call.set_exception(error)
+        else:
+            call.set_result(value)
 
 
 class AsyncSlots:
@@ -206,6 +348,28 @@ class AsyncSlots:
             except BaseException as error:  # passed to the caller
                 self._runner.reply_error(number, error)
 
+    def call_directly(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Future[Any]:
+        """Call the object from another object of this process. Thread: any."""
+        call = DirectCall(self, method, args, named)
+        self._loop.call_soon_threadsafe(self._start_task, self._run_call(call))
+        return call
+
+    def run_in_this_thread(self, call: DirectCall) -> None:
+        """Nothing: calls run in the event loop."""
+
+    async def _run_call(self, call: DirectCall) -> None:
+        async with self._slots:
+            if not call.set_running_or_notify_cancel():
+                return
+            try:
+                value = call.start(self._executor)
+                if inspect.isawaitable(value):
+                    value = await value
+            except BaseException as error:  # passed to the caller
+                call.set_exception(error)
+            else:
+                call.set_result(value)
+
     def cancel(self, message: int) -> bool:
         frame = self._waiting.pop(message, None)
         if frame is None:
@@ -229,6 +393,13 @@ class AsyncSlots:
     def finish(self) -> None:
         """Wait for all messages and calls that were sent."""
         asyncio.run_coroutine_threadsafe(self._wait_for_tasks(), self._loop).result()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running)
+
+    def close(self) -> None:
+        """Nothing: `teardown` ends the event loop."""
 
     def teardown(self) -> list[ExceptionSummary]:
         errors = asyncio.run_coroutine_threadsafe(self._executor.teardown_async(), self._loop).result()

@@ -28,7 +28,7 @@ from dovetail.engines.worker_context import Worker
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from dovetail.engines.local.slots import AsyncSlots
+    from dovetail.engines.local.slots import AsyncSlots, ThreadSlots
     from dovetail.engines.local.worker_spec import WorkerSpec
     from dovetail.engines.unit_executor import UnitExecutor
     from dovetail.engines.worker_context import BreadcrumbCell
@@ -112,6 +112,9 @@ class WorkerProcess:
         self.executors: dict[str, UnitExecutor] = {}
         self.async_slots: dict[str, AsyncSlots] = {}
         """Slots of async objects."""
+        self.slots: dict[str, ThreadSlots | AsyncSlots] = {}
+        """Slots of all objects; empty during the setup, and with one object and one slot, whose messages the main
+        thread runs."""
         self.runner = MessageRunner(channel.sock, spec, self.exit)
 
     def exit(self, code: int) -> NoReturn:
@@ -143,6 +146,8 @@ class WorkerProcess:
                 print(f"teardown of {name}: {error.line}\n{error.detail}", file=sys.stderr)  # noqa: T201 - its own log
             if executor.writer is not None:
                 executor.writer.end()
+        for slots in self.slots.values():
+            slots.close()
         self.runner.send("stopped")
         return 0
 
@@ -217,7 +222,10 @@ class WorkerProcess:
         return True
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """Call a method of an object that another worker hosts; the driver forwards it without opening it."""
+        """Call a method of a hosted object: of this process directly, of another worker through the driver, which
+        forwards it without opening it."""
+        if worker == self.spec.worker and not self.spec.rank and hosted in self.slots:
+            return self.slots[hosted].call_directly(method, args, named)
         from concurrent.futures import Future
 
         body = pickle_value((args, named))
