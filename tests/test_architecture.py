@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dovetail"
-PURE_ACTORS = ("role", "role_fields", "role_problems", "role_profiles", "colocation", "placement", "actor_plan")
+PURE_ACTORS = (
+    "role",
+    "role_fields",
+    "role_problems",
+    "role_profiles",
+    "colocation",
+    "placement",
+    "actor_plan",
+    "role_explanation",
+)
 PURE = (
     "errors.py",
     "text_format.py",

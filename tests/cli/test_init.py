@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from command import like_a_process, run_command
+from dovetail.actors.actor_system import ActorSystem
 from dovetail.cli.project_templates import PROJECT_KINDS, project_files
 from dovetail.pipeline.pipeline import Pipeline
 
@@ -75,6 +77,18 @@ def test_the_backfill_project_runs(tmp_path: Path) -> None:
     table = lance.dataset(str(tmp_path / "clips.lance")).to_table().to_pylist()
     assert [row["words"] for row in table[:8]] == [0, 1, 2, 3, 4, 5, 6, 0]
     assert [row["seconds_per_word"] for row in table[:3]] == [None, 0.5, 0.5]
+
+
+def test_the_actors_project_is_planned_and_explained(tmp_path: Path) -> None:
+    assert init(tmp_path, "actors").stderr.splitlines()[-1] == "Next:  cd actors && dovetail plan actors.yaml"
+    folder = tmp_path / "actors"
+    shown = [run_in(folder, words) for words in commands_of((folder / "README.md").read_text())]
+    assert shown[-1].startswith("rollout: ")
+    with like_a_process(folder):
+        module = importlib.import_module("players")
+        for role in ActorSystem.load(folder / "actors.yaml").roles:
+            assert isinstance(role.cls, str)
+            assert isinstance(getattr(module, role.cls.partition(":")[2]), type)
 
 
 @pytest.mark.parametrize("kind", PROJECT_KINDS)

@@ -211,7 +211,7 @@ def _misfit_problems(
     placer: BundlePlacer,
 ) -> Iterator[Problem]:
     requests = [
-        WorkerRequest(f"role {template.name!r}", template.shape, bundle.low * count, Subject("role", template.name))
+        WorkerRequest(_label(template), template.shape, bundle.low * count, Subject("role", template.name))
         for bundle in bundles
         for template, count in bundle.processes
     ]
@@ -240,6 +240,10 @@ def _misfit_problems(
             "",
             Subject("role", bundle.name),
         )
+
+
+def _label(template: ProcessTemplate) -> str:
+    return f"{'role' if len(template.instances) == 1 else 'group'} {template.name!r}"
 
 
 def _placement_rule(bundle: Bundle) -> str:
@@ -305,29 +309,43 @@ def _gpu_node_warnings(placed: Sequence[PlacedBundle], ledger: Ledger) -> Iterat
 # --- text
 
 
+def nodes_text(nodes: Mapping[str, int]) -> str:
+    """Node -> instances, as people read it; nodes that follow each other and have the same number in one entry."""
+    runs: list[tuple[list[str], int]] = []
+    for name, count in nodes.items():
+        if runs and runs[-1][1] == count:
+            runs[-1][0].append(name)
+        else:
+            runs.append(([name], count))
+    shown = [_run_text(names, count) for names, count in runs[:MAX_NODES_SHOWN]]
+    more = sum(len(names) for names, _ in runs[MAX_NODES_SHOWN:])
+    return ", ".join([*shown, *([f"{more} more"] if more else [])])
+
+
+def _run_text(names: Sequence[str], count: int) -> str:
+    nodes = names[0] if len(names) == 1 else ", ".join(names) if len(names) == 2 else f"{names[0]} to {names[-1]}"
+    return nodes if count == 1 else f"{nodes} x{count}"
+
+
 def _plan_lines(plan: ActorPlan) -> Iterator[str]:
     total = sum(plan.workers.values())
     processes = len(plan.processes)
     yield f"{plan.name} on {plan.cluster.spec(exact=False)}"
     yield f"  {format_count(total, 'instance')} in {format_count(processes, 'process', 'processes')}"
     yield ""
-    rows = [["role", "workers", "one instance", "slots", "nodes"]]
+    rows = [["role", "one instance", "nodes", "workers", "slots"]]
     for role in plan.roles:
-        on = plan.nodes_of(role.name)
-        shown = ", ".join(
-            f"{node} x{count}" if count > 1 else node for node, count in list(on.items())[:MAX_NODES_SHOWN]
-        )
-        more = f" and {len(on) - MAX_NODES_SHOWN} more" if len(on) > MAX_NODES_SHOWN else ""
         together = role.colocation
-        where = f" with {together.group}" if together is not None else ""
+        where = f" in {together.group}" if together is not None else ""
+        nodes = nodes_text(plan.nodes_of(role.name))
         rows.append(
-            [role.name, str(plan.workers[role.name]), f"{role.shape.describe()}{where}", str(role.slots), shown + more]
+            [role.name, f"{role.shape.describe()}{where}", nodes, str(plan.workers[role.name]), str(role.slots)]
         )
-    yield from align_table(rows)
+    yield from (f"  {line}" for line in align_table(rows, left=3))
     yield ""
-    gpus = f"{plan.idle_gpus} of {format_count(plan.gpus, 'GPU')}"
-    memory = format_size(plan.free_memory_bytes)
-    yield f"left: {format_milli(plan.free_cpu_milli)} CPUs, {memory} memory, {gpus}"
+    gpus = f", {plan.idle_gpus} of {format_count(plan.gpus, 'GPU')}" if plan.gpus else ""
+    memory = f", {format_size(plan.free_memory_bytes)} memory" if plan.free_memory_bytes else ""
+    yield f"left: {format_milli(plan.free_cpu_milli)} CPUs{memory}{gpus}"
     for name, count in plan.room.items():
         yield f"  {name} can grow by {count}"
     yield from (f"note: {line}" for line in plan.notes)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.actors.actor_plan import plan_bundles
-from dovetail.actors.colocation import make_bundles, start_cycles
-from dovetail.actors.role import DEFAULT_POOL
-from dovetail.actors.role_problems import system_problems
-from dovetail.actors.role_profiles import with_profile
+from dovetail.actors.actors_file import find_problems, parse_actors_data, read_actors_file
+from dovetail.actors.colocation import make_bundles
+from dovetail.actors.role_profiles import complete_role
 from dovetail.errors import ConfigError, InfeasibleError, did_you_mean
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
@@ -17,6 +15,7 @@ from dovetail.resources.sizes import format_milli
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from dovetail.actors.actor_plan import ActorPlan
     from dovetail.actors.colocation import Bundle
@@ -31,23 +30,30 @@ class ActorSystem:
         given = tuple(roles)
         self.name = name
         self.pools: dict[str, Pool] = dict(pools or {})
-        problems = [problem for _, problem in system_problems(given, self.pools, name)]
+        problems = [problem for _, problem in find_problems(given, self.pools, name)]
         if problems:
             raise ConfigError(problems)
-        self.roles: tuple[Role, ...] = tuple(self._complete(role) for role in given)
-        bundles, problems = make_bundles(self.roles, self.pools)
-        problems += start_cycles(self.roles)
-        if problems:
-            raise ConfigError(problems)
-        self._bundles: tuple[Bundle, ...] = tuple(bundles)
+        self.roles: tuple[Role, ...] = tuple(complete_role(role, self.pools) for role in given)
+        self._bundles: tuple[Bundle, ...] = tuple(make_bundles(self.roles, self.pools)[0])
+
+    @classmethod
+    def load(cls, path: str | Path) -> ActorSystem:
+        """Read an actors file; a ConfigError lists every mistake with its line."""
+        parsed = read_actors_file(path)
+        if parsed.problems:
+            raise ConfigError(parsed.problems)
+        return cls(parsed.roles, parsed.pools, name=parsed.name)
+
+    @classmethod
+    def from_dict(cls, data: object) -> ActorSystem:
+        """A system from the data of an actors file."""
+        parsed = parse_actors_data(data)
+        if parsed.problems:
+            raise ConfigError(parsed.problems)
+        return cls(parsed.roles, parsed.pools, name=parsed.name)
 
     def __repr__(self) -> str:
         return f"<ActorSystem {self.name}: {', '.join(role.name for role in self.roles)}>"
-
-    def _complete(self, role: Role) -> Role:
-        """The role with the values that it leaves to its profile and to the system."""
-        pool = DEFAULT_POOL if role.pool is None and DEFAULT_POOL in self.pools else role.pool
-        return replace(with_profile(role), pool=pool)
 
     def role(self, name: str) -> Role:
         """One role by name; KeyError if there is none."""

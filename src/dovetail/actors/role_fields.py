@@ -211,15 +211,17 @@ RESTART = record_of(
     ),
 )
 RECORDS = {Affinity: AFFINITY, Together: TOGETHER, Pool: POOL, Scale: SCALE, Restart: RESTART}
-TOGETHER_VALUE = Type("a group, or a mapping", "train", {"anyOf": [NAME.schema, TOGETHER.schema()]}, _together_mistakes)
+TOGETHER_VALUE = Type(
+    "a group, or a [together](#together)", "train", {"anyOf": [NAME.schema, TOGETHER.schema()]}, _together_mistakes
+)
 RESTART_VALUE = Type(
-    "always, never, fail, or a mapping",
+    "always, never, fail, or a [restart](#restart)",
     "always",
     {"anyOf": [{"enum": list(RESTART_POLICIES)}, RESTART.schema()]},
     _restart_mistakes,
 )
-AFFINITY_VALUE = Type("a mapping", {"near": ["trainer"]}, AFFINITY.schema(), _affinity_mistakes)
-SCALE_VALUE = Type("a mapping", {"target": 4}, SCALE.schema(), _scale_mistakes)
+AFFINITY_VALUE = Type("an [affinity](#affinity)", {"near": ["trainer"]}, AFFINITY.schema(), _affinity_mistakes)
+SCALE_VALUE = Type("a [scale](#scale)", {"target": 4}, SCALE.schema(), _scale_mistakes)
 
 ROLE = record_of(
     Role,

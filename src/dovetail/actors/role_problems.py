@@ -42,7 +42,7 @@ def system_problems(roles: Sequence[object], pools: Mapping[str, object], name: 
     wrong = [
         (("roles", number, field), problem)
         for number, role in known
-        for field, problem in role_problems(role, f"role {short_repr(role.name)}")
+        for field, problem in role_problems(role, _label(role.name, number))
     ]
     found += wrong
     if wrong:
@@ -56,6 +56,10 @@ def system_problems(roles: Sequence[object], pools: Mapping[str, object], name: 
         *_cycle_problems(known),
         *_deadlock_problems(known),
     ]
+
+
+def _label(name: object, number: int) -> str:
+    return f"role {short_repr(name) if isinstance(name, str) else number + 1}"
 
 
 def _pool_problems(pools: Mapping[str, object]) -> Iterator[Located]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from dovetail.actors.role import DEFAULT_POOL
 from dovetail.resources.resources import Resources
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from dovetail.actors.role import Role
 
 
@@ -36,3 +39,9 @@ def with_profile(role: Role) -> Role:
     defaults = PROFILES[role.profile] if role.profile is not None else RoleProfile(ONE_CPU, 1, "")
     resources = defaults.resources if role.resources is None else role.resources
     return replace(role, resources=resources, slots=role.slots or defaults.slots)
+
+
+def complete_role(role: Role, pools: Container[str]) -> Role:
+    """The role with the values that it leaves to its profile and to the pools of its system."""
+    pool = DEFAULT_POOL if role.pool is None and DEFAULT_POOL in pools else role.pool
+    return replace(with_profile(role), pool=pool)

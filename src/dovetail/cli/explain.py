@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import dovetail as dt
+from dovetail.actors import is_actors_file
 from dovetail.cli.engine_option import engine_conflicts, engine_option, target_cluster
 from dovetail.cli.options import (
     cluster_option,
@@ -23,6 +24,7 @@ from dovetail.cli.options import (
 from dovetail.cli.plan import is_pipeline, plan_run_spec
 from dovetail.cli.run_spec_loader import fit_to_cluster, load_run_spec, recipe_of
 from dovetail.documents.configuration import ConfiguredText
+from dovetail.documents.parser import read_document
 from dovetail.error_codes import ERROR_CODES, ErrorCode
 from dovetail.errors import did_you_mean
 from dovetail.observe.terminal import terminal_width
@@ -41,6 +43,7 @@ Examples:
   dovetail explain examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
   dovetail explain pipeline.yaml --set stages.caption.resources.gpus=1
   dovetail explain plan.json caption
+  dovetail explain actors.yaml trainer
   dovetail explain DT110
 """
 )
@@ -66,7 +69,7 @@ def explain(
     no_profiles: bool,
     as_json: bool,
 ) -> None:
-    """Explain the plan of FILE (a pipeline, a recipe or a plan.json), or of one STAGE; or an error code.
+    """Explain the plan of FILE (a pipeline, recipe, actors or plan.json), or of one STAGE or role; or an error code.
 
     Shows the reasons for worker counts and placement, and the gain from one more node, GPU or CPU.
     """
@@ -77,6 +80,12 @@ def explain(
     problems = engine_conflicts(engine, cluster_spec)
     if problems:
         raise dt.ConfigError(problems)
+    if not file.endswith(".json") and is_actors_file(read_document(file).data):
+        from dovetail.cli.actors_plan import print_explanation  # late: most files are pipelines
+
+        options = {"--mode": mode, "--headroom": headroom, "--set": sets, "--source": source}
+        print_explanation(file, stage, target_cluster(engine, cluster_spec), as_json, options)
+        return
     improvements: list[Improvement] = []
     if file.endswith(".json") and not is_pipeline(file):
         given: dict[str, object] = {"--mode": mode, "--headroom": headroom, "--set": sets or None, "--source": source}

@@ -107,7 +107,7 @@ def complete_stages_of_file(context: click.Context, parameter: click.Parameter, 
 
 
 def stage_names_in(file: str) -> list[str]:
-    """Names of the stages in a pipeline, a recipe or a plan; none if it cannot be read."""
+    """Names of the stages in a pipeline, a recipe or a plan, or of the roles of actors; none if it cannot be read."""
     from dovetail.documents.parser import read_document
 
     try:
@@ -118,7 +118,7 @@ def stage_names_in(file: str) -> list[str]:
         return []
     if isinstance(data.get("units"), list):
         return [str(name) for unit in data["units"] for name in unit.get("stages", ())]
-    stages, process = data.get("stages"), data.get("process")
+    stages, process = data.get("stages", data.get("roles")), data.get("process")
     if isinstance(stages, list):
         return [str(stage["name"]) for stage in stages if isinstance(stage, dict) and "name" in stage]
     return [str(next(iter(one), "")) if isinstance(one, dict) else str(one) for one in process or ()]

@@ -1,4 +1,5 @@
-"""`dovetail plan`: placement, predicted rate and bottleneck of a pipeline or recipe, with an optional probe."""
+"""`dovetail plan`: placement, predicted rate and bottleneck of a pipeline or recipe, with an optional probe; placement
+of actors."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 import dovetail as dt
+from dovetail.actors import is_actors_file
 from dovetail.cli.engine_option import engine_conflicts, engine_option, target_cluster
 from dovetail.cli.options import (
     cluster_option,
@@ -25,6 +27,7 @@ from dovetail.cli.options import (
 from dovetail.cli.output_file import STDOUT, write_output
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec, recipe_of
 from dovetail.control.payload import SourceSinkError
+from dovetail.documents.parser import read_document
 from dovetail.observe.terminal import terminal_width
 from dovetail.pipeline.secret_settings import mask_override
 from dovetail.scheduling.plan_report import headline_lines, unit_table, use_lines
@@ -50,6 +53,7 @@ Examples:
   dovetail plan pipeline.yaml --probe
   dovetail plan pipeline.yaml --engine ray:auto
   dovetail plan recipe.yaml --set process.3.num_proc=4 --set mode=sequential
+  dovetail plan actors.yaml --cluster "4x(32cpu, 128GB, 2xA100)"
 
 \b
 The rate of a stage is taken from FILE, else from earlier runs; otherwise it is
@@ -99,13 +103,20 @@ def plan(
     source: str | None,
     no_profiles: bool,
 ) -> None:
-    """Plan the pipeline or recipe in FILE on a cluster. Without a probe, nothing is started."""
+    """Plan the pipeline, recipe or actors in FILE on a cluster. Without a probe, nothing is started."""
     problems = [*_option_conflicts(probe, no_probe, no_profiles), *engine_conflicts(engine, cluster_spec)]
     if problems:
         raise dt.ConfigError(problems)
     if file.endswith(".json") and not is_pipeline(file):
         message, fix = "not a pipeline or recipe file", f"dovetail explain {shlex.quote(file)}"
         raise dt.ConfigError(dt.Problem("DT035", message, fixes=(fix,), place=file))
+    document = read_document(file)
+    if is_actors_file(document.data):
+        from dovetail.cli.actors_plan import print_plan  # late: most files are pipelines
+
+        not_for_actors = {"--mode": mode, "--probe": probe, "--no-probe": no_probe, "--set": sets, "--source": source}
+        print_plan(file, target_cluster(engine, cluster_spec), out, as_json, not_for_actors)
+        return
     job = load_run_spec(file, sets, source)
     if source is not None and probe is None and recipe_of(job) is None:
         message = "--source requires --probe: a plan reads no data"
@@ -242,11 +253,12 @@ def plan_run_spec(
 
 
 def is_pipeline(file: str) -> bool:
-    """Whether a JSON file is a pipeline or recipe. Not read by `documents`, which is slow for large plans."""
+    """Whether a JSON file describes a pipeline, a recipe or actors. Not read by `documents`, which is slow for large
+    plans."""
     try:
         data = json.loads(Path(file).read_text(errors="replace"))
     except OSError:
         return True  # the pipeline reader reports the error
     except (ValueError, RecursionError):
         return False
-    return isinstance(data, dict) and ("stages" in data or "process" in data)
+    return isinstance(data, dict) and not {"stages", "process", "roles"}.isdisjoint(data)

@@ -166,6 +166,92 @@ dovetail backfill errors clips.lance seconds_per_word
 Run a command again to continue after an interruption: finished rows are not computed again.
 """
 
+ACTORS_YAML = """\
+# An actor system: its roles, and the resources of ONE instance of each. All keys: docs/reference.md, or
+# `dovetail schema actors` for an editor; the guide: docs/actors.md.
+name: guess
+
+roles:
+  - name: trainer
+    cls: players:Trainer              # module:name of a class; modules in this folder can be imported
+    slots: 1                          # calls that one instance executes at the same time
+    after: [pool]                     # start order
+    calls: [pool]                     # what its methods call and wait for: deadlocks are found before the start
+    # profile: trainer                # 4 CPUs, a GPU, one slot; also rollout, trajectory_pool, data_loader, ...
+    # resources: {cpus: 4, gpus: 1}
+
+  - name: pool
+    cls: players:Pool
+    kwargs: {size: 100}
+    slots: 100
+    resources: {cpus: 0.5}
+    # together: train                 # in one process with the other roles of this group
+
+  - name: rollout
+    cls: players:Rollout
+    workers: [1, 4]                   # as many as fit; with scale: by load
+    resources: {cpus: 0.5}
+    after: [trainer]
+    calls: [pool]
+    # scale: {signal: outstanding, target: 4}
+"""
+ACTORS_CLASSES = '''\
+"""Classes of actors.yaml. An instance lives as long as the system; `self.worker.actors` has the other roles."""
+
+import random
+
+
+class Pool:
+    """Keeps the guesses of all rollout workers until the trainer takes them."""
+
+    def __init__(self, size):
+        self.size = size
+        self.guesses = []
+
+    def put(self, guess):
+        if len(self.guesses) < self.size:
+            self.guesses.append(guess)
+
+    def take(self):
+        guesses, self.guesses = self.guesses, []
+        return guesses
+
+    def is_full(self):
+        return len(self.guesses) >= self.size
+
+
+class Rollout:
+    """Guesses a number near the one that it was given."""
+
+    def play(self, near):
+        guess = near + random.uniform(-1, 1)
+        reward = -abs(guess - 7)
+        self.worker.actors.pool.one.put((guess, reward)).result()
+
+
+class Trainer:
+    """Moves towards the best guess."""
+
+    def setup(self):
+        self.best = (0.0, -7.0)
+
+    def step(self):
+        self.best = max([self.best, *self.worker.actors.pool.one.take().result()], key=lambda one: one[1])
+        return self.best[0]
+'''
+ACTORS_README = """\
+# Actors
+
+`actors.yaml` declares three roles, `players.py` has their classes: rollout workers put guesses into a pool, and the
+trainer moves towards the best one.
+
+```
+dovetail plan actors.yaml
+dovetail plan actors.yaml --cluster "2x(8cpu, 32GB)"
+dovetail explain actors.yaml rollout
+```
+"""
+
 
 def _json_lines(rows: list[dict[str, object]]) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
@@ -212,6 +298,8 @@ def project_files(kind: str) -> dict[str, str]:
             "own_operators.py": RECIPE_OPERATORS,
             "data/pages.jsonl": _pages(),
         }
+    if kind == "actors":
+        return {"README.md": ACTORS_README, "actors.yaml": ACTORS_YAML, "players.py": ACTORS_CLASSES}
     assert kind == "backfill", f"no project of kind {kind}"
     return {
         "README.md": BACKFILL_README,
@@ -221,8 +309,9 @@ def project_files(kind: str) -> dict[str, str]:
     }
 
 
-PROJECT_KINDS = ("pipeline", "recipe", "backfill")
+PROJECT_KINDS = ("pipeline", "recipe", "backfill", "actors")
 FIRST_COMMANDS = {
+    "actors": "dovetail plan actors.yaml",
     "pipeline": "dovetail run pipeline.yaml",
     "recipe": "dovetail run recipe.yaml",
     "backfill": "python make_table.py && dovetail backfill run clips.lance words --udf functions:words",

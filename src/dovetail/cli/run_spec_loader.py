@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dovetail.actors import is_actors_file
 from dovetail.cli.fix_text import error_for_file
 from dovetail.documents.parser import read_document
-from dovetail.errors import ConfigError, InfeasibleError
+from dovetail.errors import ConfigError, InfeasibleError, Problem
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.recipes import is_recipe
 
@@ -29,6 +31,9 @@ def load_run_spec(
     folder: Path | None = None,
 ) -> RunSpec:
     data = read_document(file).data
+    if is_actors_file(data):
+        message = "is an actors file, not a pipeline or a recipe"
+        raise ConfigError(Problem("DT035", message, fixes=(f"dovetail plan {shlex.quote(file)}",), place=file))
     if is_recipe(data):
         from dovetail.recipes.recipe import load_recipe_spec as load_recipe  # late: most files are pipelines
 

@@ -1,4 +1,4 @@
-"""`dovetail schema`: JSON Schema of pipeline, recipe and cluster files, for editors."""
+"""`dovetail schema`: JSON Schema of pipeline, recipe, cluster and actors files, for editors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from dovetail.actors import actors_file
 from dovetail.pipeline import pipeline_file
 from dovetail.pipeline.error_policy import RETRY
 from dovetail.pipeline.pipeline_file import PIPELINE_FILE
@@ -18,11 +19,17 @@ from dovetail.resources import cluster_spec
 from dovetail.resources.cluster_spec import CLUSTER_FILE, NODE_ENTRY
 from dovetail.resources.resources import RESOURCES
 
-SCHEMAS = {"pipeline": pipeline_file.schema, "recipe": recipe_schema.schema, "cluster": cluster_spec.schema}
+SCHEMAS = {
+    "pipeline": pipeline_file.schema,
+    "recipe": recipe_schema.schema,
+    "cluster": cluster_spec.schema,
+    "actors": actors_file.schema,
+}
 RECORDS = (
     (PIPELINE_FILE, DEFAULTS, STAGE, RESOURCES, RETRY, SOURCE, SOURCE_FUNCTION, SINK, SINK_FUNCTION, LEAF_SINKS),
     (CLUSTER_FILE, NODE_ENTRY),
     (RECIPE_FILE, OPERATOR),
+    actors_file.FILE_RECORDS,
 )
 """Kinds of files, each followed by the records inside it."""
 
@@ -45,18 +52,18 @@ For one file in any editor with yaml-language-server, use this first line:
 )
 @click.argument("kind", type=click.Choice(list(SCHEMAS)))
 def schema(kind: str) -> None:
-    """Print the JSON Schema of pipeline, recipe or cluster files."""
+    """Print the JSON Schema of pipeline, recipe, cluster or actors files."""
     click.echo(json.dumps(SCHEMAS[kind](), indent=2))
 
 
 def reference_page() -> str:
     """The page docs/reference.md."""
     lines = [
-        "# Keys of pipeline, cluster and recipe files",
+        "# Keys of pipeline, cluster, recipe and actors files",
         "",
-        "The arguments of `dt.Stage`, `dt.Resources`, `dt.Retry`, `dt.source` and `dt.sink` have the same names and",
-        "values. `dovetail schema pipeline`, `cluster` or `recipe` prints the same as a JSON Schema for editors. The",
-        "operators of recipes are in [recipes.md](recipes.md#operators).",
+        "The arguments of `dt.Stage`, `dt.Resources`, `dt.Retry`, `dt.source`, `dt.sink`, `dt.Role` and the objects of",
+        "roles have the same names and values. `dovetail schema pipeline`, `cluster`, `recipe` or `actors` prints the",
+        "same as a JSON Schema for editors. The operators of recipes are in [recipes.md](recipes.md#operators).",
         "",
         "This page is generated: `python -m dovetail.cli.schema > docs/reference.md`.",
     ]
