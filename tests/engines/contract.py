@@ -7,12 +7,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import CallOptions, DeadlineExceededError, WorkerLostError
 from dovetail.control.events import (
     BatchesDone,
     BatchesReturned,
@@ -25,7 +27,20 @@ from dovetail.control.events import (
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, Raises
 from dovetail.pipeline.stage_code import StageCode
 from dovetail.resources.seat import Seat
-from engines.scene import NODE, AsyncNeighbour, Caller, Does, Held, Neighbour, Notebook, Rig, Scene, Units
+from engines.scene import (
+    NODE,
+    AsyncNeighbour,
+    Caller,
+    Does,
+    Held,
+    Neighbour,
+    Notebook,
+    PlainServer,
+    Rig,
+    Scene,
+    Server,
+    Units,
+)
 from waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -56,6 +71,11 @@ def container_sizes(root: object) -> dict[str, int]:
     return found
 
 
+def begun(file: Path) -> bool:
+    """Whether a method of `Server` waits for this file."""
+    return Path(f"{file}.begun").exists()
+
+
 class EngineContract(ABC):
     @abstractmethod
     def rig(self, units: Units) -> Rig: ...
@@ -65,7 +85,7 @@ class EngineContract(ABC):
         """Factory of scenes; its keywords map names of hosted objects to their behaviour."""
         made: list[Scene] = []
 
-        def make(**units: type[Notebook | Caller | Neighbour] | Does | tuple[StageCode, ...]) -> Scene:
+        def make(**units: type[Notebook | Server | Caller | Neighbour] | Does | tuple[StageCode, ...]) -> Scene:
             made.append(Scene(self.rig({"a": Does(), **units})))
             return made[-1]
 
@@ -302,6 +322,8 @@ class EngineContract(ABC):
             scene.ready(worker, "a", "book")
             scene.done(scene.message(worker, "a", [0]))
             scene.result(scene.engine.call(worker, "book", "note", "x"))
+            scene.result(scene.engine.call_with(CallOptions(deadline_s=PATIENCE_S), worker, "book", "note", "x"))
+            scene.engine.call(worker, "book", "note", "x").cancel()
             scene.submit(StopWorker(worker))
             scene.stopped(worker)
             gc.collect()
@@ -435,6 +457,44 @@ class EngineContract(ABC):
         assert isinstance(scene.error(after), WorkerLostError)
         scene.stopped(1)
 
+    def test_a_cancelled_call_that_has_not_begun_never_runs(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+        scene.start(1, "book")
+        before, cancelled, after = (scene.engine.call(1, "book", "note", "x") for _ in range(3))
+        assert cancelled.cancel()
+        assert cancelled.cancelled()
+        assert cancelled.cancel()
+        assert scene.result(before) == 1
+        assert scene.result(after) == 2
+        assert not before.cancel()
+        with pytest.raises(CancelledError):
+            cancelled.result(0)
+
+    def test_a_call_that_has_not_begun_at_its_deadline_never_runs(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+        scene.start(1, "book")
+        late = scene.engine.call_with(CallOptions(deadline_s=0.0), 1, "book", "note", "x")
+        in_time = scene.engine.call_with(CallOptions(deadline_s=PATIENCE_S), 1, "book", "note", "x")
+        assert isinstance(scene.error(late), DeadlineExceededError)
+        assert scene.result(in_time) == 1
+
+    def test_the_polling_thread_may_wait_for_a_result(self, scene_of: SceneOf) -> None:
+        """Events that occur meanwhile are returned by the next `poll`."""
+        scene = scene_of(book=Notebook)
+        scene.engine.poll(0)
+        scene.start(1, "book")
+        assert scene.engine.call(1, "book", "note", "x").result(PATIENCE_S) == 1
+        scene.until(lambda: bool(scene.all(WorkerReady)), "the worker is ready")
+        late = scene.engine.call_with(CallOptions(deadline_s=0.0), 1, "book", "note", "x")
+        with pytest.raises(DeadlineExceededError):
+            late.result(PATIENCE_S)
+
+    def test_a_call_of_health_takes_no_slot(self, scene_of: SceneOf) -> None:
+        scene = scene_of(server=Server)
+        scene.ready(1, "server")
+        assert scene.result(scene.engine.call(1, "server", "health")) == "fine"
+        assert scene.result(scene.engine.call(1, "server", "note", "x")) == ["x"]
+
     def test_a_hosted_object_is_made_with_its_arguments(self, scene_of: SceneOf) -> None:
         scene = scene_of(book=(StageCode("book", Notebook, args=("first", "second")),))
         scene.ready(1, "book")
@@ -478,13 +538,77 @@ class ProcessContract(EngineContract):
         scene.stopped(1)
         assert scene.result(scene.engine.call(2, "book", "note", "from the test")) == 2
 
+    @pytest.mark.parametrize("slots", [1, 2])
+    @pytest.mark.parametrize("kind", [Server, PlainServer])
+    def test_a_running_sync_method_keeps_its_slot_when_its_call_is_cancelled(
+        self, scene_of: SceneOf, tmp_path: Path, slots: int, kind: type[Server]
+    ) -> None:
+        scene = scene_of(server=kind)
+        scene.ready(1, "server", slots=slots)
+        files = [tmp_path / str(number) for number in range(slots)]
+        running = [scene.engine.call(1, "server", "wait_for", str(file)) for file in files]
+        scene.until(lambda: all(begun(file) for file in files), "all slots are busy")
+        cancelled = scene.engine.call(1, "server", "note", "cancelled")
+        late = scene.engine.call_with(CallOptions(deadline_s=0.01), 1, "server", "note", "late")
+        after = scene.engine.call(1, "server", "note", "after")
+        assert running[0].cancel()
+        assert cancelled.cancel()
+        assert isinstance(scene.error(late), DeadlineExceededError)
+        if kind is Server:
+            assert scene.result(scene.engine.call(1, "server", "health")) == "fine"
+        assert not after.done()
+        for file in files:
+            file.touch()
+        assert scene.result(after) == ["after"]
+        assert [scene.result(call) for call in running[1:]] == ["waited"] * (slots - 1)
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_a_running_async_method_is_cancelled_with_its_call(
+        self, scene_of: SceneOf, tmp_path: Path, slots: int
+    ) -> None:
+        scene = scene_of(server=PlainServer)
+        scene.ready(1, "server", slots=slots)
+        file = tmp_path / "never"
+        call = scene.engine.call(1, "server", "wait_for_async", str(file))
+        scene.until(lambda: begun(file), "the method runs")
+        assert call.cancel()
+        scene.until(Path(f"{file}.cancelled").exists, "the method is cancelled")
+        assert scene.result(scene.engine.call(1, "server", "note", "x")) == ["x"]
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_a_running_async_method_is_cancelled_at_its_deadline(
+        self, scene_of: SceneOf, tmp_path: Path, slots: int
+    ) -> None:
+        scene = scene_of(server=PlainServer)
+        scene.ready(1, "server", slots=slots)
+        for deadline_s in (0.2, 2.0, 20.0):  # on a busy machine a method may begin late
+            file = tmp_path / str(deadline_s)
+            call = scene.engine.call_with(CallOptions(deadline_s=deadline_s), 1, "server", "wait_for_async", str(file))
+            assert isinstance(scene.error(call), DeadlineExceededError)
+            if begun(file):
+                break
+        scene.until(Path(f"{file}.cancelled").exists, "the method is cancelled")
+        assert scene.result(scene.engine.call(1, "server", "note", "x")) == ["x"]
+
+    def test_callbacks_run_outside_of_the_polling_thread_in_the_order_of_answers(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+        scene.ready(1, "book")
+        seen: list[tuple[int, int]] = []
+        for _ in range(5):
+            call = scene.engine.call(1, "book", "note", "x")
+            call.add_done_callback(lambda call: seen.append((call.result(), threading.get_ident())))
+        scene.until(lambda: len(seen) == 5, "all callbacks were called")
+        assert [result for result, _ in seen] == [1, 2, 3, 4, 5]
+        assert threading.get_ident() not in {thread for _, thread in seen}
+
     def test_every_rank_of_a_gang_can_be_called(self, scene_of: SceneOf) -> None:
         scene = scene_of(book=Notebook)
         scene.ready(1, "book", ranks=2)
-        calls = [scene.engine.call_rank(1, rank, "book", "variable", "RANK") for rank in (0, 1)]
+        calls = [scene.engine.call_with(CallOptions(rank=rank), 1, "book", "variable", "RANK") for rank in (0, 1)]
         assert [scene.result(call) for call in calls] == ["0", "1"]
         assert scene.result(scene.engine.call(1, "book", "variable", "RANK")) == "0"
-        assert isinstance(scene.error(scene.engine.call_rank(1, 2, "book", "variable", "RANK")), LookupError)
+        unknown = scene.engine.call_with(CallOptions(rank=2), 1, "book", "variable", "RANK")
+        assert isinstance(scene.error(unknown), LookupError)
 
     @pytest.mark.parametrize("slots", [1, 2])
     def test_async_methods_are_awaited_whatever_the_other_methods_are(self, scene_of: SceneOf, slots: int) -> None:

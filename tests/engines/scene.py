@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.control.commands import RunBatches, StartWorker
@@ -63,6 +64,41 @@ class Notebook:
 
     def tear(self) -> None:
         raise ValueError("torn")
+
+
+class Server:
+    """A hosted object whose methods wait until a file exists."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def health(self) -> str:
+        return "fine"
+
+    def note(self, line: str) -> list[str]:
+        self._lines.append(line)
+        return self._lines
+
+    def wait_for(self, path: str) -> str:
+        Path(f"{path}.begun").touch()
+        while not Path(path).exists():
+            time.sleep(0.005)
+        return "waited"
+
+    async def wait_for_async(self, path: str) -> None:
+        Path(f"{path}.begun").touch()
+        try:
+            while not Path(path).exists():
+                await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            Path(f"{path}.cancelled").touch()
+            raise
+
+
+class PlainServer(Server):
+    """Without a method that takes no slot."""
+
+    health = None  # type: ignore[assignment]
 
 
 class Caller:
@@ -158,7 +194,7 @@ class Rig(ABC):
         """Number of worker processes that exist now."""
 
 
-Units = dict[str, "type[Notebook | Caller | Neighbour] | Does | tuple[StageCode, ...]"]
+Units = dict[str, "type[Notebook | Server | Caller | Neighbour] | Does | tuple[StageCode, ...]"]
 
 
 class Scene:

@@ -9,7 +9,7 @@ from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.world import Behaviour, Gives, ItemOutcome, Key, Slow, World
 from dovetail.resources.cluster import Cluster
 from engines.contract import EngineContract
-from engines.scene import Caller, Does, Held, Neighbour, Notebook, Rig, Units
+from engines.scene import Caller, Does, Held, Neighbour, Notebook, Rig, Server, Units
 
 if TYPE_CHECKING:
     from dovetail.control.payload import Segment
@@ -22,7 +22,7 @@ class SimulatedRig(Rig):
         behaviours = {name: self._behaviour(does) for name, does in units.items()}
         self.engine: SimulatedEngine = SimulatedEngine(World(behaviours, tracked=True), Cluster.parse("1x(8cpu)"))
 
-    def _behaviour(self, does: type[Notebook | Caller | Neighbour] | Does | tuple[StageCode, ...]) -> Behaviour:
+    def _behaviour(self, does: type[Notebook | Server | Caller | Neighbour] | Does | tuple[StageCode, ...]) -> Behaviour:
         if not isinstance(does, Does):
             return Behaviour(0.01)
 

@@ -10,7 +10,7 @@ import dovetail as dt
 from dovetail.control.events import LossCause
 from dovetail.engines.simulated.world import Hangs, Kills
 from engines.contract import EngineContract
-from engines.scene import Caller, Does, Held, Neighbour, Notebook, Rig, Units
+from engines.scene import Caller, Does, Held, Neighbour, Notebook, Rig, Server, Units
 from engines.test_local_contract import LocalRig
 from in_process import InProcessEngine
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def until_let_go(
-    does: type[Notebook | Caller | Neighbour] | Does | tuple[StageCode, ...],
-) -> type[Notebook | Caller | Neighbour] | Does | tuple[StageCode, ...]:
+    does: type[Notebook | Server | Caller | Neighbour] | Does | tuple[StageCode, ...],
+) -> type[Notebook | Server | Caller | Neighbour] | Does | tuple[StageCode, ...]:
     """Wait until the end of the test: threads cannot be killed."""
     if not isinstance(does, Does):
         return does

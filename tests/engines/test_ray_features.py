@@ -14,7 +14,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.control.commands import HostedObject, StartWorker, StopWorker
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import CallOptions, WorkerLostError
 from dovetail.control.events import BatchesReturned, LossCause, WorkerReady, WorkerStopped
 from dovetail.resources.seat import CardShare, Seat
 from engines.ray_runs import Bench, agent_pids, on_ray
@@ -109,7 +109,7 @@ def test_the_ranks_of_a_gang_connect(bench: Bench, nodes: str) -> None:
         assert one["GROUP_RANK"] == one["NODE_RANK"] == str(groups.index(nodes[rank]))
     assert len({one["MASTER_ADDR"] for one in about}) == 1
     assert bench.result(bench.engine.call(worker, "it", "who")) == 0
-    calls = [bench.engine.call_rank(worker, rank, "it", "who") for rank in range(len(nodes))]
+    calls = [bench.engine.call_with(CallOptions(rank=rank), worker, "it", "who") for rank in range(len(nodes))]
     assert [bench.result(call) for call in calls] == list(range(len(nodes)))
     bench.engine.submit([StopWorker(worker)])
     bench.heard(WorkerStopped, worker)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -10,6 +10,20 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import Command, DataCommand, EngineCommand
     from dovetail.control.events import Event
+
+
+class CallOptions(NamedTuple):
+    """Options of one call."""
+
+    rank: int = 0
+    """The rank of a gang that is called."""
+    deadline_s: float | None = None
+    """Seconds after which the call ends with DeadlineExceededError; None: without limit."""
+
+
+DEFAULT_CALL = CallOptions()
+CONTROL_METHODS = frozenset({"health"})
+"""Methods whose calls take no slot: they are answered while all slots are busy."""
 
 
 class Engine(Protocol):
@@ -40,16 +54,19 @@ class Engine(Protocol):
         ...
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """Call a method of a hosted object directly, without the controller. Raises WorkerLostError if the worker is
-        lost.
+        """Call a method of a hosted object directly, without the controller. Thread: any.
 
-        The call takes a slot of its object, in turn with messages. It may complete only during `poll`: do not wait for
-        it in the thread of the loop.
+        The call takes a slot of its object, in turn with messages; calls of one thread to one object begin in the order
+        made. The future raises WorkerLostError if the worker is lost. A cancelled call that has not begun never runs; a
+        running async method is cancelled; a running sync method continues and keeps its slot, and its result is
+        dropped. Results arrive while some thread is in `poll`, or while the polling thread waits for one.
         """
         ...
 
-    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """Like `call`, on one rank of a gang; `call` is for rank 0."""
+    def call_with(
+        self, options: CallOptions, worker: int, hosted: str, method: str, /, *args: Any, **named: Any
+    ) -> Future[Any]:
+        """Like `call`, with options. After its deadline a call is cancelled and raises DeadlineExceededError."""
         ...
 
     def now(self) -> float:
@@ -63,6 +80,10 @@ class Engine(Protocol):
 
 class WorkerLostError(Exception):
     """A call to a worker that is gone."""
+
+
+class DeadlineExceededError(TimeoutError):
+    """A call was not answered before its deadline."""
 
 
 class UnsendableItemError(Exception):

@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dovetail.control.engine import CONTROL_METHODS
 from dovetail.engines.barrier import run_barrier
 from dovetail.engines.call_timeout import SoftTimeout
 from dovetail.engines.exception_summary import summarize_exception
@@ -82,6 +83,7 @@ class UnitExecutor:
         self.target: Any = hosted[-1].target
         """The object that receives calls; with several stages, that of the last stage."""
         self.is_async = hosted[0].is_async
+        self.has_control_methods = any(callable(getattr(type(self.target), name, None)) for name in CONTROL_METHODS)
         first = hosted[0].step
         self.barrier = first if first.barrier and not first.each and not self.is_async else None
         """The step of a barrier stage, which gets all input at once; None: not a barrier."""

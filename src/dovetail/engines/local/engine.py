@@ -12,7 +12,7 @@ from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import DEFAULT_CALL, CallOptions, WorkerLostError
 from dovetail.control.events import BatchesReturned, LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.engines.local import process_setup
 from dovetail.engines.local.breadcrumbs import BreadcrumbTable
@@ -20,8 +20,7 @@ from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit
 from dovetail.engines.local.forkserver_client import ForkServerClient
 from dovetail.engines.local.launcher import WorkerLauncher, find_free_port
 from dovetail.engines.local.payload_table import PayloadTable
-from dovetail.engines.local.protocol import pickle_value
-from dovetail.engines.local.remote_calls import CallRouter, RawAnswer, resolve_future
+from dovetail.engines.local.remote_calls import CallRouter
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.events import Event
+    from dovetail.engines.local.driver_calls import DriverCalls
     from dovetail.engines.local.forkserver_client import ProcessServer
     from dovetail.engines.local.memory_watch import MemoryWatch
     from dovetail.engines.local.protocol import Chunk, Frame
@@ -124,6 +124,8 @@ class LocalEngine:
         self._memory_checked_at = 0.0
         self._workers: dict[int, LocalWorker] = {}
         self._calls = CallRouter(self._workers, self._numbers, self._queue_frame)
+        self._driver_calls: DriverCalls | None = None
+        """Calls of this process; None: it made none."""
         self._ranks: dict[int, RankProcess] = {}
         self._by_fd: dict[int, RankProcess] = {}
         self._posted: deque[Event] = deque()
@@ -164,19 +166,7 @@ class LocalEngine:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._closed:
             left = -1.0 if until is None else max(0.0, until - time.monotonic())
-            if self._workers and not 0 <= left <= MEMORY_CHECK_S:
-                left = MEMORY_CHECK_S
-            if self._posted or self._events or (self._forkserver is not None and self._forkserver.has_frames):
-                left = 0.0
-            for fd, what in self._epoll.poll(left):
-                self._on_readable(fd, what)
-            if self._forkserver is not None and self._forkserver.has_frames:
-                self._read_forkserver()
-            if self._workers:
-                self._check_memory(time.monotonic())
-            with self._lock:
-                self._return_buffers()
-                self._flush()
+            self._wait_and_handle(0.0 if self._posted or self._events else left)
             events, self._events = self._events, []
             while self._posted:
                 events.append(self._posted.popleft())
@@ -184,6 +174,38 @@ class LocalEngine:
             if events or nudged or (until is not None and time.monotonic() >= until):
                 return events
         return []
+
+    def _wait_and_handle(self, left: float) -> None:
+        """Wait for input, at most `left` seconds (below 0: without limit), and handle it."""
+        if self._workers and not 0 <= left <= MEMORY_CHECK_S:
+            left = MEMORY_CHECK_S
+        if self._forkserver is not None and self._forkserver.has_frames:
+            left = 0.0
+        if self._driver_calls is not None:
+            left = self._driver_calls.seconds_left(left)
+        for fd, what in self._epoll.poll(left):
+            self._on_readable(fd, what)
+        if self._forkserver is not None and self._forkserver.has_frames:
+            self._read_forkserver()
+        if self._driver_calls is not None:
+            self._driver_calls.end_overdue()
+        if self._workers:
+            self._check_memory(time.monotonic())
+        with self._lock:
+            self._return_buffers()
+            self._flush()
+
+    def _poll_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """See `CallOwner.poll_until`."""
+        if get_ident() != self._wakeup.polling_thread:
+            return False
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._closed and not condition():
+            left = -1.0 if until is None else until - time.monotonic()
+            if until is not None and left <= 0:
+                break
+            self._wait_and_handle(left)
+        return True
 
     def post(self, event: Event) -> None:
         self._posted.append(event)
@@ -195,24 +217,23 @@ class LocalEngine:
         self._wakeup.wake()
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        return self.call_rank(worker, 0, hosted, method, *args, **named)
+        return self._get_driver_calls().call(DEFAULT_CALL, worker, hosted, method, args, named)
 
-    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        from concurrent.futures import Future  # late: most runs make no calls
+    def call_with(
+        self, options: CallOptions, worker: int, hosted: str, method: str, /, *args: Any, **named: Any
+    ) -> Future[Any]:
+        return self._get_driver_calls().call(options, worker, hosted, method, args, named)
 
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        self._send_call(worker, rank, hosted, method, pickle_value((args, named)), future)
-        return future
+    def _get_driver_calls(self) -> DriverCalls:
+        if self._driver_calls is None:
+            from dovetail.engines.local.driver_calls import DriverCalls  # late: most runs make no calls
 
-    def _send_call(
-        self, worker: int, rank: int, hosted: str, method: str, body: Chunk, future: Future[Any] | RawAnswer
-    ) -> None:
-        with self._lock:
-            self._calls.call_from_driver(worker, rank, hosted, method, body, future)
-            if get_ident() == self._wakeup.polling_thread and not self._closed:
-                self._flush()  # the polling thread does not wake itself
-        self._wakeup.wake()
+            with self._lock:
+                if self._driver_calls is None:
+                    self._driver_calls = DriverCalls(
+                        self._calls, self._lock, self._flush_rank, self._wakeup.wake, self._poll_until
+                    )
+        return self._driver_calls
 
     def now(self) -> float:
         return time.monotonic()
@@ -224,6 +245,8 @@ class LocalEngine:
             return
         if self._forkserver is not None:
             self._forkserver.close()
+        if self._driver_calls is not None:
+            self._driver_calls.close()
         for child in list(self._workers.values()):
             self._remove_worker(child)
         self._epoll.close()
@@ -288,12 +311,11 @@ class LocalEngine:
             self._flush()
 
     def call_pickled(
-        self, worker: int, hosted: str, method: str, body: bytes, rank: int = 0
+        self, worker: int, hosted: str, method: str, body: bytes, options: CallOptions = DEFAULT_CALL
     ) -> Future[tuple[bool, bytes]]:
-        """Like `call`, with pickled arguments; resolves to (False, pickled error) if there is no such worker."""
-        waits = RawAnswer()
-        self._send_call(worker, rank, hosted, method, body, waits)
-        return waits.future
+        """Like `call`, with pickled arguments; resolves to (False, pickled error) if there is no such worker. Its
+        callbacks run in the thread of the loop."""
+        return self._get_driver_calls().call_pickled(options, worker, hosted, method, body)
 
     def answer_foreign_call(self, token: int, number: int, fine: bool, body: bytes) -> None:
         """Send an answer to the calling process; ignored if it has exited."""
@@ -400,14 +422,19 @@ class LocalEngine:
             return
         dirty, self._unflushed = self._unflushed, {}
         for rank in dirty:
-            if rank.has_exited:
-                continue
-            unsent = not rank.channel.flush()
-            if unsent != rank.has_unsent:
-                rank.has_unsent = unsent
-                fd = rank.channel.fileno()
-                if fd in self._by_fd:  # it may have closed its end
-                    self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if unsent else 0))
+            self._flush_rank(rank)
+
+    def _flush_rank(self, rank: RankProcess) -> None:
+        """Hold the lock."""
+        self._unflushed.pop(rank, None)
+        if rank.has_exited or self._closed:
+            return
+        unsent = not rank.channel.flush()
+        if unsent != rank.has_unsent:
+            rank.has_unsent = unsent
+            fd = rank.channel.fileno()
+            if fd in self._by_fd:  # it may have closed its end
+                self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if unsent else 0))
 
     def _return_buffers(self) -> None:
         for number, unused, kept in self._payloads.take_freed(self._ranks):
@@ -427,8 +454,12 @@ class LocalEngine:
             self._unflushed[rank] = None
         with suppress(BlockingIOError):
             if what & ~select.EPOLLOUT and not self._read(rank):
-                self._epoll.unregister(fd)  # the fork server reports its exit
-                del self._by_fd[fd]
+                self._stop_listening(fd)  # the fork server reports its exit
+
+    def _stop_listening(self, fd: int) -> None:
+        with self._lock:  # `call` may change what the descriptor is polled for
+            if self._by_fd.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
 
     def _read(self, rank: RankProcess) -> bool:
         """Read once. False: end of the stream. BlockingIOError: no data yet."""
@@ -473,9 +504,11 @@ class LocalEngine:
 
     def _on_answer(self, child: LocalWorker, frame: Frame) -> None:
         with self._lock:
-            future = self._calls.on_answer(child, frame)
-        if future is not None:
-            resolve_future(future, frame.head[2], frame.body)
+            call = self._calls.on_answer(child, frame)
+            if call is not None and self._driver_calls is not None:
+                self._driver_calls.forget(call)
+        if call is not None:
+            call.deliver(frame.head[2], frame.body)
 
     # --- exits
 
@@ -514,8 +547,7 @@ class LocalEngine:
         with suppress(BlockingIOError):
             while fd in self._by_fd and self._read(rank):
                 pass
-        if self._by_fd.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+        self._stop_listening(fd)
         child = rank.child
         rank.has_exited = True
         child.peak = max(child.peak, peak)
@@ -548,5 +580,8 @@ class LocalEngine:
                 self._payloads.on_process_gone(rank)
             child.in_flight.clear()
             waiting = self._calls.on_worker_gone(child)
-        for future in waiting:
-            future.set_exception(WorkerLostError(f"worker {child.number} is gone"))
+            if self._driver_calls is not None:
+                for call in waiting:
+                    self._driver_calls.forget(call)
+        for call in waiting:
+            call.deliver(False, WorkerLostError(f"worker {child.number} is gone"))

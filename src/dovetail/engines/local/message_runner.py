@@ -57,6 +57,7 @@ from dovetail.engines.local.protocol import (
     pickle_value,
     send_frame,
 )
+from dovetail.engines.local.received_calls import ReceivedCalls
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 from dovetail.engines.stage_chain import MessageOutcome
 from dovetail.machine.private_files import make_private_folder, open_private
@@ -248,6 +249,9 @@ class MessageRunner:
         self._loop_lock = Lock()
         self._loop: AbstractEventLoop | None = None
         """Event loop of async methods; None: none was called."""
+        self.calls = ReceivedCalls()
+        self.before_await: Callable[[], None] = _no_close
+        """Called before an async method is awaited outside of the main thread."""
         self._begun_writers: list[Writer] = []
         """Writers whose `begin` was called."""
 
@@ -652,32 +656,48 @@ class MessageRunner:
 
     # --- calls
 
-    def answer_call(self, executor: UnitExecutor | None, frame: Frame) -> None:
-        """Answer a call on a hosted object."""
-        _, number, name, _ = frame.head
-        if executor is None:
-            self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
+    def answer_call(
+        self, executor: UnitExecutor | None, frame: Frame, loop: AbstractEventLoop | None = None
+    ) -> None:
+        """Answer a call on a hosted object. `loop`: awaits async methods; None: the loop that all objects share."""
+        _, number, name, _, deadline = frame.head
+        if not self.calls.begin(number, deadline):
             return
         try:
+            if executor is None:
+                raise LookupError(f"worker {self._spec.worker} hosts no {name!r}")
             value = call_hosted(executor, frame)
             if inspect.isawaitable(value):  # an async method of an object whose __call__ is not async, or that has none
-                value = self.await_result(value)
+                value = self.await_result(value, number, loop)
             self.reply(number, value)
         except BaseException as error:  # passed to the caller
             self.reply_error(number, error)
+        finally:
+            self.calls.end(number)
 
-    def await_result(self, awaitable: Awaitable[Any]) -> Any:
-        """Await in the event loop that all async methods of this worker share; the slot is taken meanwhile."""
+    def _get_loop(self) -> AbstractEventLoop:
         import asyncio  # late: few objects have async methods
-
-        async def wait() -> Any:
-            return await awaitable
 
         with self._loop_lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 Thread(target=self._loop.run_forever, name="async-methods", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+        return self._loop
+
+    def await_result(self, awaitable: Awaitable[Any], number: int = 0, loop: AbstractEventLoop | None = None) -> Any:
+        """Await in an event loop (None: the one that all async methods of this worker share); the slot is taken
+        meanwhile. `number`: of the call, which may be cancelled; 0: a call of this process."""
+        import asyncio
+
+        async def wait() -> Any:
+            return await awaitable
+
+        if number:
+            self.before_await()
+        future = asyncio.run_coroutine_threadsafe(wait(), loop or self._get_loop())
+        if number:
+            self.calls.set_cancel(number, future.cancel)
+        return future.result()
 
     def reply(self, number: int, value: object) -> None:
         self.send("answer", number, True, body=[pickle_value(value)])

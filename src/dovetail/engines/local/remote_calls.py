@@ -12,27 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
+    from dovetail.engines.call_future import CallFuture
     from dovetail.engines.local.protocol import Chunk, Frame
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
 
 
-class RawAnswer:
-    """Future of an answer that is forwarded: resolves to success and the pickled value."""
-
-    def __init__(self) -> None:
-        from concurrent.futures import Future
-
-        self.future: Future[tuple[bool, bytes]] = Future()
-        self.future.set_running_or_notify_cancel()
-
-    def set_exception(self, error: BaseException) -> None:
-        self.future.set_result((False, pickle.dumps(error)))
-
-
 if TYPE_CHECKING:
-    Waiter = Future[Any] | RawAnswer | tuple[RankProcess, int]
-    """Receiver of an answer: a future of this process for a value or bytes; or a worker and its own number of the
-    call."""
+    Waiter = CallFuture | tuple[RankProcess, int]
+    """Receiver of an answer: a future of this process; or a worker and its own number of the call."""
 
 
 class CallRouter:
@@ -45,16 +32,22 @@ class CallRouter:
         self._send = send
 
     def call_from_driver(
-        self, worker: int, rank: int, hosted: str, method: str, body: Chunk, future: Future[Any] | RawAnswer
-    ) -> None:
-        """Send a call from this process."""
-        try:
-            child = self._find_worker(worker, hosted)
-            called = _find_rank(child, rank)
-        except (WorkerLostError, LookupError) as error:
-            future.set_exception(error)
-            return
-        self._forward(called, hosted, method, body, future)
+        self, worker: int, rank: int, hosted: str, method: str, body: Chunk, deadline: float, call: CallFuture
+    ) -> RankProcess:
+        """Send a call from this process. Raises WorkerLostError or LookupError."""
+        called = _find_rank(self._find_worker(worker, hosted), rank)
+        call.worker, call.rank = worker, rank
+        call.number = self._forward(called, hosted, method, body, call, deadline)
+        return called
+
+    def withdraw(self, call: CallFuture) -> RankProcess | None:
+        """Forget a call from this process and cancel it in its worker. None: it was answered, or its worker is gone."""
+        child = self._children.get(call.worker)
+        if child is None or child.calls.pop(call.number, None) is None:
+            return None
+        called = _find_rank(child, call.rank)
+        self._send(called, ("cancel_call", call.number))
+        return called
 
     def relay_call(self, rank: RankProcess, frame: Frame, *, elsewhere: bool = False) -> bool:
         """Forward a call from worker to worker, without opening it. `elsewhere`: workers exist on other nodes; returns
@@ -85,14 +78,17 @@ class CallRouter:
             raise LookupError(f"worker {worker} hosts no {hosted!r}")
         return child
 
-    def _forward(self, rank: RankProcess, hosted: str, method: str, body: Chunk, waits: Waiter) -> None:
+    def _forward(
+        self, rank: RankProcess, hosted: str, method: str, body: Chunk, waits: Waiter, deadline: float = 0.0
+    ) -> int:
+        """Send a call; returns its number. `deadline`: of the monotonic clock; 0: none."""
         number = next(self._numbers)
         rank.child.calls[number] = waits
-        self._send(rank, ("call", number, hosted, method), [body])
+        self._send(rank, ("call", number, hosted, method, deadline), [body])
+        return number
 
-    def on_answer(self, child: LocalWorker, frame: Frame) -> Future[Any] | RawAnswer | None:
-        """Forward the answer to a worker; or return its receiver in this process (see `resolve_future`; do not hold the
-        lock)."""
+    def on_answer(self, child: LocalWorker, frame: Frame) -> CallFuture | None:
+        """Forward the answer to a worker; or return its receiver in this process (deliver it without the lock)."""
         _, number, fine = frame.head
         waits = child.calls.pop(number, None)
         if isinstance(waits, tuple):
@@ -102,7 +98,7 @@ class CallRouter:
             return None
         return waits
 
-    def on_worker_gone(self, child: LocalWorker) -> list[Future[Any] | RawAnswer]:
+    def on_worker_gone(self, child: LocalWorker) -> list[CallFuture]:
         """The worker is gone. Returns the receivers in this process, to be resolved without the lock."""
         calls, child.calls = child.calls, {}
         gone = pickle.dumps(WorkerLostError(f"worker {child.number} is gone"))
@@ -119,13 +115,10 @@ def _find_rank(child: LocalWorker, rank: int) -> RankProcess:
     raise LookupError(f"worker {child.number} has no rank {rank}")
 
 
-def resolve_future(future: Future[Any] | RawAnswer, fine: bool, body: Chunk) -> None:
-    """Resolve the receiver of an answer in this process."""
+def resolve_future(future: Future[Any], fine: bool, body: Chunk) -> None:
+    """Resolve the future of a call that this worker made."""
     from concurrent.futures import InvalidStateError
 
-    if isinstance(future, RawAnswer):
-        future.future.set_result((fine, bytes(body)))
-        return
     try:
         value = pickle.loads(body)  # noqa: S301 - from a worker of this run
     except Exception as error:

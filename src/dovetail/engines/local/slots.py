@@ -7,13 +7,15 @@ import inspect
 import select
 import traceback
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dovetail.control.engine import CONTROL_METHODS
 from dovetail.engines.local.message_runner import call_hosted
 from dovetail.engines.local.protocol import DONT_WAIT
 
@@ -90,6 +92,8 @@ class SlotDispatcher:
             loop = worker.async_slots.get(hosted.name)
             self._slots[hosted.name] = loop or ThreadSlots(worker.executors[hosted.name], runner, own)
         worker.slots = self._slots
+        self._control: ThreadPoolExecutor | None = None
+        """Thread of calls that take no slot."""
 
     def run(self) -> None:
         while True:
@@ -98,8 +102,7 @@ class SlotDispatcher:
                 if kind == "run":
                     self._slots[frame.head[2]].run(frame)
                 elif kind == "call":
-                    slots = self._slots.get(frame.head[2])
-                    slots.call(frame) if slots is not None else self._runner.answer_call(None, frame)
+                    self._call(frame)
                 elif kind == "cancel":
                     any(slots.cancel(frame.head[1]) for slots in self._slots.values())
                 elif kind == "free":
@@ -115,7 +118,20 @@ class SlotDispatcher:
             for slots in self._slots.values():
                 slots.finish()
             if not any(slots.is_busy for slots in self._slots.values()):
-                return
+                break
+        if self._control is not None:
+            self._control.shutdown()
+
+    def _call(self, frame: Frame) -> None:
+        slots = self._slots.get(frame.head[2])
+        if slots is None:
+            self._runner.answer_call(None, frame)
+        elif frame.head[3] in CONTROL_METHODS:
+            if self._control is None:
+                self._control = ThreadPoolExecutor(1, thread_name_prefix="control")
+            self._control.submit(slots.call_now, frame)
+        else:
+            slots.call(frame)
 
 
 class Job:
@@ -201,6 +217,10 @@ class ThreadSlots:
         call = DirectCall(self, method, args, named)
         self._add(call)
         return call
+
+    def call_now(self, frame: Frame) -> None:
+        """Make a call in this thread, without a slot."""
+        self._runner.answer_call(self._executor, frame)
 
     def cancel(self, message: int) -> bool:
         with self._lock:
@@ -337,16 +357,28 @@ class AsyncSlots:
     def call(self, frame: Frame) -> None:
         self._loop.call_soon_threadsafe(self._start_task, self._answer(frame))
 
+    def call_now(self, frame: Frame) -> None:
+        """Make a call in this thread, without a slot; an async method is awaited in the event loop."""
+        self._runner.answer_call(self._executor, frame, self._loop)
+
     async def _answer(self, frame: Frame) -> None:
-        number = frame.head[1]
+        number, deadline = frame.head[1], frame.head[4]
+        calls = self._runner.calls
         async with self._slots:
+            if not calls.begin(number, deadline):
+                return
             try:
+                task = asyncio.current_task()
+                assert task is not None
+                calls.set_cancel(number, partial(self._loop.call_soon_threadsafe, task.cancel))
                 value = call_hosted(self._executor, frame)
                 if inspect.isawaitable(value):
                     value = await value
                 self._runner.reply(number, value)
             except BaseException as error:  # passed to the caller
                 self._runner.reply_error(number, error)
+            finally:
+                calls.end(number)
 
     def call_directly(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Future[Any]:
         """Call the object from another object of this process. Thread: any."""

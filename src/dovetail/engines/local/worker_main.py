@@ -116,6 +116,7 @@ class WorkerProcess:
         """Slots of all objects; empty during the setup, and with one object and one slot, whose messages the main
         thread runs."""
         self.runner = MessageRunner(channel.sock, spec, self.exit)
+        self.runner.before_await = self._read_while_awaiting
 
     def exit(self, code: int) -> NoReturn:
         """End this worker at once, without teardown. Thread: any."""
@@ -132,6 +133,8 @@ class WorkerProcess:
             return SETUP_FAILED_EXIT_CODE
         hosted_objects = self.spec.hosted
         single_slot = len(hosted_objects) == 1 and hosted_objects[0].slots == 1 and not self.async_slots
+        # calls that take no slot are read while the slot is busy
+        single_slot = single_slot and not any(executor.has_control_methods for executor in self.executors.values())
         self.runner.send("ready", time.perf_counter() - began, single_slot)
         if single_slot:
             self._run_single_slot()
@@ -213,8 +216,15 @@ class WorkerProcess:
         return [frame for frame in frames if not self.on_answer(frame)]
 
     def on_answer(self, frame: Frame) -> bool:
-        """Whether the frame was an answer to one of this worker's calls."""
-        if frame.head[0] != "answer":
+        """Whether the frame was handled here: an answer to one of this worker's calls, or the cancellation of a
+        call."""
+        kind = frame.head[0]
+        if kind == "cancel_call":
+            self.runner.calls.cancel(frame.head[1])
+            return True
+        if kind != "answer":
+            if kind == "call":
+                self.runner.calls.add(frame.head[1])
             return False
         future = self._pending_calls.pop(frame.head[1], None)
         if future is not None:
@@ -239,6 +249,13 @@ class WorkerProcess:
         self.runner.send("ask", number, worker, hosted, method, body=[body])
         return future
 
+    def _read_while_awaiting(self) -> None:
+        """Read the socket in a thread from now on: the main thread waits for an async method, which may be
+        cancelled."""
+        with self._reader_lock:
+            if not self._main_thread_reads:
+                self._start_reader()
+
     def stop_reading(self) -> None:
         """The main thread reads no more frames: a thread reads the answers to pending and to later calls."""
         with self._reader_lock:
@@ -257,9 +274,12 @@ class WorkerProcess:
     def _run_single_slot(self) -> None:
         ((name, executor),) = self.executors.items()
         todo: deque[Frame] = deque()
+        has_read = False
+        """Whether nothing was executed since the last read."""
         while True:
             if not todo:
                 self._receive_into(todo, wait=True)
+                has_read = True
                 continue
             frame = todo.popleft()
             kind = frame.head[0]
@@ -269,9 +289,12 @@ class WorkerProcess:
                 else:
                     self.runner.return_message(frame)
             elif kind == "call":
+                if not has_read:  # it may be cancelled
+                    self._receive_into(todo, wait=False)
                 self.runner.answer_call(executor if frame.head[2] == name else None, frame)
             elif kind == "stop":
                 return
+            has_read = False
 
     def _receive_into(self, todo: deque[Frame], *, wait: bool) -> list[int]:
         """Queue received frames; returns the cancelled messages."""

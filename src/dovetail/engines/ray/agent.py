@@ -26,6 +26,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from dovetail.control.commands import Cancel, HostedObject, StartWorker
+from dovetail.control.engine import CallOptions
 from dovetail.engines.local import process_setup
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.local.memory_watch import MemoryWatch
@@ -50,6 +51,7 @@ from dovetail.engines.runtime_env import environment_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
 
     from dovetail.engines.local.worker_spec import DriverContext
     from dovetail.engines.ray.protocol import AgentSetup
@@ -134,6 +136,8 @@ class AgentSession:
         self.peers = PeerCalls(self._engine, setup.session, self._outbox.put)
         self.peers.enqueue = self._enqueue
         self._engine.on_foreign_call = self.peers.call
+        self._calls: dict[int, Future[tuple[bool, bytes]]] = {}
+        """Unanswered calls of the driver, by number."""
         self._closing = Event()
         address = ray.util.get_node_ip_address()
         unwritable = tuple(folder for folder, token in setup.sink_folders if not sees_marker(folder, token))
@@ -239,6 +243,7 @@ class AgentSession:
             "cancel": self._on_cancel,
             "stop": self._payloads.stop,
             "call": self._on_call,
+            "cancel_call": self._on_cancel_call,
             "arrived": self._on_arrived,
             "lost": self._on_lost,
             "transfer_ended": lambda number: self._outbox.put([SizedOp(("transfer_ended", number))]),
@@ -331,15 +336,25 @@ class AgentSession:
 
     # --- calls
 
-    def _on_call(self, number: int, worker: int, hosted: str, method: str, body: bytes, rank: int) -> None:
+    def _on_call(
+        self, number: int, worker: int, hosted: str, method: str, body: bytes, rank: int, deadline_s: float | None
+    ) -> None:
         """A call of the driver on a worker."""
 
-        def answered(future: Any) -> None:
-            error = future.exception()
-            fine, found = future.result() if error is None else (False, pickle.dumps(error))
-            self._outbox.put([SizedOp(("answer", number, fine, found), MESSAGE_OVERHEAD_BYTES + len(found))])
+        def answered(future: Future[tuple[bool, bytes]]) -> None:
+            self._calls.pop(number, None)
+            if not future.cancelled():
+                fine, found = future.result()
+                self._outbox.put([SizedOp(("answer", number, fine, found), MESSAGE_OVERHEAD_BYTES + len(found))])
 
-        self._engine.call_pickled(worker, hosted, method, body, rank).add_done_callback(answered)
+        options = CallOptions(rank, deadline_s)
+        future = self._calls[number] = self._engine.call_pickled(worker, hosted, method, body, options)
+        future.add_done_callback(answered)
+
+    def _on_cancel_call(self, number: int) -> None:
+        future = self._calls.get(number)
+        if future is not None:
+            future.cancel()
 
 
 def worker_home(setup: AgentSetup) -> DriverContext:

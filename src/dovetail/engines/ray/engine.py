@@ -7,26 +7,23 @@ comes back is in the inbox, and `message_handlers` turns it into events. `remote
 
 from __future__ import annotations
 
-import pickle
 import time
-from collections import deque
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
-from threading import RLock
+from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import DEFAULT_CALL, CallOptions
 from dovetail.control.events import BatchesReturned, LossCause, WorkerLost, WorkerStopped
 from dovetail.engines.local import process_setup
-from dovetail.engines.local.protocol import pickle_value
-from dovetail.engines.local.remote_calls import resolve_future
 from dovetail.engines.ray.agent_link import AgentListener, ClusterWatcher, HeadWatchdog
 from dovetail.engines.ray.agent_pool import AgentPool, runtime_env_key
 from dovetail.engines.ray.attachment import AUTO_INIT
+from dovetail.engines.ray.driver_calls import DriverCalls
 from dovetail.engines.ray.driver_payloads import DriverPayloads
 from dovetail.engines.ray.message_handlers import MessageHandlers
 from dovetail.engines.ray.metrics import ClusterMetrics
@@ -37,7 +34,7 @@ from dovetail.engines.ray.worker_logs import LogWriter
 from dovetail.resources.amounts import add_amounts, subtract_amounts, sum_seats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -90,9 +87,10 @@ class RayEngine:
         self.agents = AgentPool(self._folder, context, self._listener)
         self.reservation = context.reservation
         self.losses = NodeLoss(self)
-        self._calls: dict[int, tuple[int, Future[Any]]] = {}
-        """Number of a call -> the called worker, and the future of its result."""
-        self._answers: deque[tuple[Future[Any], bool, bytes]] = deque()
+        self.calls = DriverCalls(self.workers, self._numbers, self._lock, self.nudge, self._poll_until)
+        self._polling_thread = 0
+        self._nudged = False
+        """Whether `nudge` was called since the last `poll`."""
         self.events: list[Event] = []
         self._handlers = MessageHandlers(self)
         self._closed = Flag()
@@ -126,21 +124,42 @@ class RayEngine:
             self.agents.flush()
 
     def poll(self, timeout_s: float | None) -> list[Event]:
+        self._polling_thread = get_ident()
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._closed.is_set():
             left = None if until is None else max(0.0, until - time.monotonic())
-            if self._waiting:
-                left = PENDING_POLL_S if left is None else min(left, PENDING_POLL_S)
-            nudged = self._drain_inbox(0.0 if self.events else left)
-            with self._lock:
-                if self._closed.is_set():
-                    break
-                self._advance_and_flush()
-            self._settle()
+            self._wait_and_handle(0.0 if self.events or self._nudged else left)
+            if self._closed.is_set():
+                break
             events, self.events = self.events, []
+            nudged, self._nudged = self._nudged, False
             if events or nudged or (until is not None and time.monotonic() >= until):
                 return events
         return []
+
+    def _wait_and_handle(self, left: float | None) -> None:
+        """Wait for messages, at most `left` seconds (None: without limit), and handle them."""
+        if self._waiting:
+            left = PENDING_POLL_S if left is None else min(left, PENDING_POLL_S)
+        self._drain_inbox(self.calls.seconds_left(left))
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self.calls.end_overdue()
+            self._advance_and_flush()
+        self.calls.deliver()
+
+    def _poll_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """See `CallOwner.poll_until`."""
+        if get_ident() != self._polling_thread:
+            return False
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._closed.is_set() and not condition():
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            self._wait_and_handle(left)
+        return True
 
     def post(self, event: Event) -> None:
         self._inbox.put(event)
@@ -150,37 +169,12 @@ class RayEngine:
         self._inbox.put(None)
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        return self.call_rank(worker, 0, hosted, method, *args, **named)
+        return self.calls.call(DEFAULT_CALL, worker, hosted, method, args, named)
 
-    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        from concurrent.futures import Future  # late: few runs make calls
-
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        body = pickle_value((args, named))
-        with self._lock:
-            remote = self.workers.get(worker)
-            if remote is None:
-                future.set_exception(WorkerLostError(f"worker {worker} is gone"))
-                return future
-            if not 0 <= rank < len(remote.command.seats):
-                future.set_exception(LookupError(f"worker {worker} has no rank {rank}"))
-                return future
-            call = PendingCall(next(self._numbers), rank, hosted, method, body)
-            self._calls[call.number] = worker, future
-            if remote.ranks_by_agent:
-                self._send_call(remote, call)
-                remote.agent_of(rank).flush()
-            elif any(isinstance(command, StopWorker) for command in remote.pending_commands):
-                del self._calls[call.number]
-                future.set_exception(WorkerLostError(f"worker {worker} is stopping"))
-            else:
-                remote.pending_commands.append(call)
-        return future
-
-    def _send_call(self, worker: RemoteWorker, call: PendingCall) -> None:
-        op = ("call", call.number, worker.number, call.hosted, call.method, call.body, call.rank)
-        worker.agent_of(call.rank).send(op, MESSAGE_OVERHEAD_BYTES + len(call.body))
+    def call_with(
+        self, options: CallOptions, worker: int, hosted: str, method: str, /, *args: Any, **named: Any
+    ) -> Future[Any]:
+        return self.calls.call(options, worker, hosted, method, args, named)
 
     def now(self) -> float:
         return time.monotonic()
@@ -197,8 +191,10 @@ class RayEngine:
         try:
             with self._lock:  # a thread in `poll` finishes first and sees that it is closed
                 self.logs.write(self.agents.close(CLOSE_TIMEOUT_S, self.logs.received))
+                self.calls.completions.close()
                 for worker in list(self.workers.values()):
                     self.forget(worker)
+            self.calls.deliver()
         finally:
             if self.reservation is not None:
                 self.reservation.close()
@@ -299,7 +295,7 @@ class RayEngine:
             if isinstance(command, RunBatches):
                 self._run(command)
             elif isinstance(command, PendingCall):
-                self._send_call(worker, command)
+                self.calls.send(worker, command)
             else:
                 self._stop(command)
 
@@ -382,22 +378,17 @@ class RayEngine:
             self.reservation.release(amounts)
         elif not self._closed.is_set():
             self.request_resources()
-        calls = [number for number, (called, _) in self._calls.items() if called == worker.number]
-        error = pickle.dumps(WorkerLostError(f"worker {worker.number} is gone"))
-        self._answers += [(self._calls.pop(number)[1], False, error) for number in calls]
-        if self._closed.is_set():
-            self._settle()
+        self.calls.on_worker_gone(worker.number)
 
     # --- inbox
 
-    def _drain_inbox(self, left: float | None) -> bool:
-        """Handle everything in the inbox; whether `nudge` was called."""
-        nudged = False
+    def _drain_inbox(self, left: float | None) -> None:
+        """Handle everything in the inbox; waits for the first message."""
         try:
             what = self._inbox.get(timeout=left) if left is None or left > 0 else self._inbox.get_nowait()
             while True:
                 if what is None:
-                    nudged = True
+                    self._nudged = True
                 elif type(what) is tuple:
                     with self._lock:
                         if not self._closed.is_set():
@@ -407,14 +398,4 @@ class RayEngine:
                     self.events.append(what)
                 what = self._inbox.get_nowait()
         except Empty:
-            return nudged
-
-    def on_answer(self, number: int, fine: bool, body: bytes) -> None:
-        _, future = self._calls.pop(number, (0, None))
-        if future is not None:
-            self._answers.append((future, fine, body))
-
-    def _settle(self) -> None:
-        """Resolve futures without the lock: their callbacks may call the engine."""
-        while self._answers:
-            resolve_future(*self._answers.popleft())
+            pass

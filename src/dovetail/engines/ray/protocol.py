@@ -5,7 +5,7 @@ A frame is a pickled list of operations. A call of Ray takes 0.5 ms however smal
 single operation that is larger.
 
 Driver to agent: unit, forget_unit, devices, start, port, run, cancel, stop, put, file, block, expect, fetch, lost,
-free, call, agent_found, worker_gone. Agent to driver: hello, ready, lost, stopped, piece, done, returned,
+free, call, cancel_call, agent_found, worker_gone. Agent to driver: hello, ready, lost, stopped, piece, done, returned,
 transfer_ended, payloads_missing, unusable, pids, port, answer, find_agent, node_unhealthy, metrics, log, agent_failed.
 `agent.AgentSession` handles the first, `message_handlers.MessageHandlers` the others.
 """

@@ -24,6 +24,8 @@ class PendingCall(NamedTuple):
     hosted: str
     method: str
     body: bytes
+    deadline: float
+    """Time of the monotonic clock; 0: none."""
 
 
 class SentMessage:

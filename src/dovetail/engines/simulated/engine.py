@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import count, islice
 from math import inf
 from random import Random
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import DEFAULT_CALL, CallOptions, WorkerLostError
 from dovetail.control.events import LossCause, NodeJoined, NodeLeft, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.engines.call_future import CallFuture, CompletionThread
 from dovetail.engines.simulated.message_execution import MessageExecutor
 from dovetail.engines.simulated.worker_model import CallRequest, SimulatedUnit, SimulatedWorker
 from dovetail.engines.simulated.world import JoinNode, KillWorker, LoseNode, PostEvent, SlowDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from dovetail.control.commands import EngineCommand
     from dovetail.control.events import Breadcrumb, Event
@@ -81,13 +83,16 @@ class SimulatedEngine:
         self._limit_s = limit_s
         self._queue = EventQueue()
         self._messages = MessageExecutor(world, self._queue, self._lose, self._stop_if_idle)
-        self._from_threads: deque[Event | CallRequest] = deque()
+        self._from_threads: deque[Event | CallRequest | CallFuture] = deque()
         """Events posted by other threads: appended there, taken in `poll` and `close`."""
         self._units: dict[str, SimulatedUnit] = {}
         self._workers: dict[int, SimulatedWorker] = {}
         self._workers_on: dict[str, dict[int, SimulatedWorker]] = {}
         self._random = Random(f"{world.seed} nodes")  # noqa: S311
         self._idle_polls = 0
+        self._polling_thread = 0
+        self._numbers = count(1)
+        self.completions = CompletionThread()
         self._closed = False
         for node in cluster.nodes:
             self._add_node(node)
@@ -115,9 +120,9 @@ class SimulatedEngine:
                 assert_never(command)
 
     def poll(self, timeout_s: float | None) -> list[Event]:
+        self._polling_thread = get_ident()
         agenda, answered, before = self._queue, self._messages.answered, self._queue.now
-        self._take_posted()
-        agenda.run(inf if timeout_s is None else agenda.now + timeout_s, self._grain_s)
+        self._advance(inf if timeout_s is None else agenda.now + timeout_s)
         assert agenda.now <= self._limit_s, f"the run is still going after {self._limit_s} s; {self.state()}"
         self._idle_polls = self._idle_polls + 1 if agenda.now == before else 0
         assert self._idle_polls < MAX_POLLS_WITHOUT_PROGRESS, (
@@ -129,21 +134,52 @@ class SimulatedEngine:
             raise AssertionError(f"no event is scheduled: the run hangs at {agenda.now:.3f} s; {self.state()}")
         return happened
 
+    def _advance(self, end: float) -> None:
+        """Advance to the next reportable event or deadline of a call, but not beyond the end."""
+        self._take_posted()
+        deadline = self._messages.deadlines.next_at()
+        self._queue.run(end if deadline is None else min(end, deadline), self._grain_s)
+        if deadline is not None:
+            self._messages.end_overdue()
+
     def post(self, event: Event) -> None:
         self._from_threads.append(event)
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         """A call takes as long as one item; the method is called when that time has passed."""
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        self._from_threads.append(CallRequest(worker, hosted, method, args, named, future))
+        return self.call_with(DEFAULT_CALL, worker, hosted, method, *args, **named)
+
+    def call_with(
+        self, options: CallOptions, worker: int, hosted: str, method: str, /, *args: Any, **named: Any
+    ) -> Future[Any]:
+        """All ranks of a simulated gang are one object."""
+        call = CallFuture(self)
+        call.number, call.worker = next(self._numbers), worker
+        self._from_threads.append(CallRequest(hosted, method, args, named, call, options.deadline_s))
         if self._closed:
             self._take_posted()
-        return future
+        return call
 
-    def call_rank(self, worker: int, _rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """All ranks of a simulated gang are one object."""
-        return self.call(worker, hosted, method, *args, **named)
+    def withdraw_call(self, call: CallFuture) -> bool:
+        self._from_threads.append(call)
+        return False  # `poll` does it
+
+    def poll_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """See `CallOwner`. Seconds are those of the virtual clock."""
+        if get_ident() != self._polling_thread:
+            return False
+        agenda = self._queue
+        end = inf if timeout_s is None else agenda.now + timeout_s
+        events, agenda.out = agenda.out, []
+        while not condition() and agenda.now < end and not self._closed:
+            before = agenda.now, self._messages.answered
+            self._advance(end)
+            events += agenda.out
+            agenda.out = []
+            if not condition() and before == (agenda.now, self._messages.answered) and not self._from_threads:
+                raise AssertionError(f"no event is scheduled: the call hangs at {agenda.now:.3f} s; {self.state()}")
+        agenda.out = events
+        return True
 
     def now(self) -> float:
         return self._queue.now
@@ -205,19 +241,27 @@ class SimulatedEngine:
                 item = self._from_threads.popleft()
             except IndexError:
                 break
-            if not isinstance(item, CallRequest):
+            if isinstance(item, CallFuture):
+                if self._messages.withdraw(item):
+                    item.set_running_or_notify_cancel()
+            elif isinstance(item, CallRequest):
+                self._enqueue_call(item)
+            else:
                 self._queue.out.append(item)
-                continue
-            worker = self._workers.get(item.worker)
-            if worker is not None and worker.stopping:
-                worker = None
-            item.hosting = worker.hosting.get(item.hosted) if worker else None
-            if item.hosting is not None:
-                self._messages.enqueue(item.hosting, item)
-                continue
-            self._messages.answered += 1
-            gone, strange = f"worker {item.worker} is gone", f"worker {item.worker} hosts no {item.hosted!r}"
-            item.future.set_exception(LookupError(strange) if worker else WorkerLostError(gone))
+
+    def _enqueue_call(self, asked: CallRequest) -> None:
+        number = asked.future.worker
+        worker = self._workers.get(number)
+        if worker is not None and worker.stopping:
+            worker = None
+        hosting = worker.hosting.get(asked.hosted) if worker else None
+        if hosting is not None:
+            self._messages.enqueue_call(hosting, asked)
+            return
+        self._messages.answered += 1
+        gone, unknown = f"worker {number} is gone", f"worker {number} hosts no {asked.hosted!r}"
+        if asked.future.set_running_or_notify_cancel():
+            asked.future.set_exception(LookupError(unknown) if worker else WorkerLostError(gone))
 
     def _start(self, command: StartWorker) -> None:
         assert command.worker not in self._workers, f"worker {command.worker} is started twice"
@@ -292,8 +336,7 @@ class SimulatedEngine:
             running.live = False
         for asked in calls:
             asked.live = False
-            self._messages.answered += 1
-            asked.future.set_exception(WorkerLostError(f"worker {worker.number} is gone: {why}"))
+            self._messages.end_call(asked, WorkerLostError(f"worker {worker.number} is gone: {why}"))
 
     # --- nodes and scripted events
 

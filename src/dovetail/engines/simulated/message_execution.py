@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.control.commands import RunBatches
 from dovetail.control.events import BatchesDone, BatchesReturned, Breadcrumb, CallFailure, LossCause
 from dovetail.control.payload import Segment
+from dovetail.engines.call_future import CallDeadlines, deadline_error
 from dovetail.engines.epoch_starts import EpochStarts
 from dovetail.engines.simulated.worker_model import CallRequest, RunningMessage
 from dovetail.engines.simulated.world import Gives, Hangs, Key, Kills, OutOfMemory, Raises, Slow
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dovetail.control.payload import SegmentSlice
+    from dovetail.engines.call_future import CallFuture
     from dovetail.engines.item_keys import CountChange
     from dovetail.engines.simulated.engine import EventQueue
     from dovetail.engines.simulated.worker_model import SimulatedObject, SimulatedWorker
@@ -143,12 +145,62 @@ class MessageExecutor:
         self.lost_before: dict[str, int] = {}
         """Lost node -> the last segment that may have been stored there."""
         self.answered = 0
+        self._calls: dict[int, CallRequest] = {}
+        """Unanswered calls, by number."""
+        self.deadlines = CallDeadlines()
 
     def enqueue(self, hosting: SimulatedObject, item: RunBatches | CallRequest) -> None:
         if hosting.free and hosting.worker.ready:
             self._start(hosting, item)
         else:
             hosting.waiting.append(item)
+
+    def enqueue_call(self, hosting: SimulatedObject, asked: CallRequest) -> None:
+        asked.hosting = hosting
+        self._calls[asked.future.number] = asked
+        if asked.takes_slot:
+            self.enqueue(hosting, asked)
+        elif hosting.worker.ready:
+            self._start(hosting, asked)
+        else:
+            hosting.waiting.appendleft(asked)
+        if asked.deadline_s is not None:
+            self.deadlines.add(asked.future.number, self._agenda.now + asked.deadline_s)
+
+    def end_overdue(self) -> None:
+        """End the calls whose deadline has passed."""
+        for number in self.deadlines.take_due(self._agenda.now):
+            asked = self._calls[number]
+            self.withdraw(asked.future)
+            self.answered += 1
+            if asked.future.set_running_or_notify_cancel():
+                asked.future.set_exception(deadline_error(asked.deadline_s or 0.0))
+
+    def withdraw(self, call: CallFuture) -> bool:
+        """Forget a call: it does not start, or its result is dropped. False: it was answered."""
+        asked = self._calls.pop(call.number, None)
+        if asked is None:
+            return False
+        self.deadlines.discard(call.number)
+        hosting = asked.hosting
+        assert hosting is not None
+        if asked in hosting.waiting:
+            hosting.waiting.remove(asked)
+            self.start_waiting(hosting)
+        return True
+
+    def end_call(self, asked: CallRequest, error: BaseException | None, value: Any = None) -> None:
+        """Complete the future of a call, unless it was withdrawn."""
+        if self._calls.pop(asked.future.number, None) is None:
+            return
+        self.deadlines.discard(asked.future.number)
+        self.answered += 1
+        if not asked.future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            asked.future.set_result(value)
+        else:
+            asked.future.set_exception(error)
 
     def start_waiting(self, hosting: SimulatedObject) -> None:
         """Start waiting messages; a stopping worker without work ends."""
@@ -186,7 +238,7 @@ class MessageExecutor:
     def _start(self, hosting: SimulatedObject, item: RunBatches | CallRequest) -> None:
         """Occupy a slot, unless the message's input was lost."""
         if type(item) is CallRequest:
-            hosting.free -= 1
+            hosting.free -= item.takes_slot
             hosting.worker.calls[id(item)] = item
             seconds = hosting.unit.behaviour.seconds_per_item * hosting.slower * hosting.unit.slowed
             self._agenda.schedule(self._agenda.now + self._hop_s + seconds, self._answer, item)
@@ -300,12 +352,13 @@ class MessageExecutor:
         hosting = asked.hosting
         assert hosting is not None
         del hosting.worker.calls[id(asked)]
-        self.answered += 1
         try:
-            asked.future.set_result(hosting.answer(asked))
+            value = hosting.answer(asked)
         except Exception as error:  # passed to the caller
-            asked.future.set_exception(error)
-        hosting.free += 1
+            self.end_call(asked, error)
+        else:
+            self.end_call(asked, None, value)
+        hosting.free += asked.takes_slot
         self.start_waiting(hosting)
 
 

@@ -9,13 +9,14 @@ from math import exp, expm1, log1p, sqrt
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from dovetail.control.engine import CONTROL_METHODS
 from dovetail.engines.simulated.world import Constant, Lognormal, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from dovetail.control.commands import HostedObject, RunBatches, StartWorker
+    from dovetail.engines.call_future import CallFuture
     from dovetail.engines.simulated.message_execution import TrackedMessage
     from dovetail.engines.simulated.world import Behaviour, Spread
 
@@ -168,25 +169,27 @@ class RunningMessage:
 class CallRequest:
     """A call on a hosted object."""
 
-    __slots__ = ("arguments", "future", "hosted", "hosting", "live", "method", "named", "worker")
+    __slots__ = ("arguments", "deadline_s", "future", "hosted", "hosting", "live", "method", "named", "takes_slot")
 
     def __init__(
         self,
-        worker: int,
         hosted: str,
         method: str,
         arguments: tuple[Any, ...],
         named: dict[str, Any],
-        future: Future[Any],
+        future: CallFuture,
+        deadline_s: float | None = None,
     ) -> None:
-        self.worker = worker
         self.hosted = hosted
         self.method = method
         self.arguments = arguments
         self.named = named
         self.future = future
+        self.deadline_s = deadline_s
+        self.takes_slot = method not in CONTROL_METHODS
         self.hosting: SimulatedObject | None = None
         self.live = True
+        """Whether it is neither answered nor lost with its worker."""
 
 
 class SimulatedObject:

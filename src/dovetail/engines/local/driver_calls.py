@@ -1,0 +1,118 @@
+"""Calls from this process to objects of its workers: sending, deadlines and cancellation."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.engine import WorkerLostError
+from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, PickledCallFuture, deadline_error
+from dovetail.engines.local.protocol import pickle_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Lock
+
+    from dovetail.control.engine import CallOptions
+    from dovetail.engines.local.protocol import Chunk
+    from dovetail.engines.local.remote_calls import CallRouter
+    from dovetail.engines.local.worker_state import RankProcess
+
+
+class DriverCalls:
+    """Unanswered calls of this process. Created by its first call, because most runs make none."""
+
+    def __init__(
+        self,
+        router: CallRouter,
+        lock: Lock,
+        flush: Callable[[RankProcess], None],
+        wake: Callable[[], None],
+        poll_until: Callable[[Callable[[], bool], float | None], bool],
+    ) -> None:
+        """`lock`: of the engine. `flush` sends the queued frames of a process, `wake` wakes the polling thread."""
+        self._router = router
+        self._lock = lock
+        self._flush = flush
+        self._wake = wake
+        self.poll_until = poll_until
+        self.completions = CompletionThread()
+        self._deadlines = CallDeadlines()
+        self._open: dict[int, CallFuture] = {}
+        """Calls with a deadline, by number."""
+        self._polling_until = 0.0
+        """When the polling thread looks at deadlines again."""
+
+    def call(
+        self, options: CallOptions, worker: int, hosted: str, method: str, args: Any, named: dict[str, Any]
+    ) -> CallFuture:
+        call = CallFuture(self)
+        self._send(options, worker, hosted, method, pickle_value((args, named)), call)
+        return call
+
+    def call_pickled(
+        self, options: CallOptions, worker: int, hosted: str, method: str, body: Chunk
+    ) -> PickledCallFuture:
+        call = PickledCallFuture(self)
+        self._send(options, worker, hosted, method, body, call)
+        return call
+
+    def _send(
+        self, options: CallOptions, worker: int, hosted: str, method: str, body: Chunk, call: CallFuture
+    ) -> None:
+        deadline_s = options.deadline_s
+        deadline = 0.0 if deadline_s is None else time.monotonic() + deadline_s
+        try:
+            with self._lock:
+                rank = self._router.call_from_driver(worker, options.rank, hosted, method, body, deadline, call)
+                if deadline_s is not None:
+                    call.deadline_s = deadline_s
+                    self._deadlines.add(call.number, deadline)
+                    self._open[call.number] = call
+                self._flush(rank)
+        except (WorkerLostError, LookupError) as error:
+            call.deliver_here(False, error)
+            return
+        if deadline and deadline < self._polling_until:
+            self._wake()
+
+    def withdraw_call(self, call: CallFuture) -> bool:
+        with self._lock:
+            rank = self._router.withdraw(call)
+            if rank is None:
+                return False
+            self.forget(call)
+            self._flush(rank)
+        return True
+
+    def forget(self, call: CallFuture) -> None:
+        """The call has ended. Hold the lock."""
+        if call.deadline_s is not None and self._open.pop(call.number, None) is not None:
+            self._deadlines.discard(call.number)
+
+    def seconds_left(self, limit_s: float) -> float:
+        """Seconds until the next deadline, at most the limit (below 0: none). The polling thread waits as long."""
+        with self._lock:
+            at = self._deadlines.next_at()
+            now = time.monotonic()
+            if at is not None and (limit_s < 0 or at < now + limit_s):
+                limit_s = max(0.0, at - now)
+            self._polling_until = inf if limit_s < 0 else now + limit_s
+        return limit_s
+
+    def end_overdue(self) -> None:
+        """End the calls whose deadline has passed."""
+        overdue: list[CallFuture] = []
+        with self._lock:
+            for number in self._deadlines.take_due(time.monotonic()):
+                call = self._open.pop(number)
+                rank = self._router.withdraw(call)
+                if rank is not None:
+                    self._flush(rank)
+                    overdue.append(call)
+        for call in overdue:
+            call.deliver(False, deadline_error(call.deadline_s or 0.0))
+
+    def close(self) -> None:
+        self.completions.close()

@@ -1,0 +1,70 @@
+"""Calls that a worker has received and not answered, for their cancellation."""
+
+from __future__ import annotations
+
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _CallState:
+    __slots__ = ("cancel", "has_begun", "is_cancelled")
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self.is_cancelled = False
+        self.cancel: Callable[[], object] | None = None
+        """Cancels the running async method."""
+
+
+class ReceivedCalls:
+    """Thread: any."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._states: dict[int, _CallState] = {}
+
+    def add(self, number: int) -> None:
+        """A call has been received."""
+        self._states[number] = _CallState()
+
+    def begin(self, number: int, deadline: float) -> bool:
+        """Whether the call is to be executed: it was not cancelled, and its deadline (0: none) has not passed."""
+        with self._lock:
+            state = self._states.get(number)
+            if state is None:
+                return False
+            if deadline and monotonic() >= deadline:
+                del self._states[number]
+                return False
+            state.has_begun = True
+            return True
+
+    def set_cancel(self, number: int, cancel: Callable[[], object]) -> None:
+        """Set the function that cancels a running call; it is called at once if the call is cancelled already."""
+        with self._lock:
+            state = self._states[number]
+            state.cancel = cancel
+            is_cancelled = state.is_cancelled
+        if is_cancelled:
+            cancel()
+
+    def cancel(self, number: int) -> None:
+        """Cancel a call: it does not begin, or its async method is cancelled. A sync method continues."""
+        with self._lock:
+            state = self._states.get(number)
+            if state is None:
+                return
+            if not state.has_begun:
+                del self._states[number]
+                return
+            state.is_cancelled = True
+            cancel = state.cancel
+        if cancel is not None:
+            cancel()
+
+    def end(self, number: int) -> None:
+        self._states.pop(number, None)

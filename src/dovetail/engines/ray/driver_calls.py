@@ -1,0 +1,152 @@
+"""Calls from the driver to objects of remote workers: sending, deadlines, cancellation and answers. Driver side."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.commands import StopWorker
+from dovetail.control.engine import WorkerLostError
+from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
+from dovetail.engines.local.protocol import pickle_value
+from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES
+from dovetail.engines.ray.remote_worker import PendingCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from threading import RLock
+
+    from dovetail.control.engine import CallOptions
+    from dovetail.engines.call_future import Body
+    from dovetail.engines.ray.remote_worker import RemoteWorker
+
+
+class DriverCalls:
+    """Unanswered calls of the driver. Hold the engine's lock, unless stated otherwise."""
+
+    def __init__(
+        self,
+        workers: dict[int, RemoteWorker],
+        numbers: Iterator[int],
+        lock: RLock,
+        wake: Callable[[], None],
+        poll_until: Callable[[Callable[[], bool], float | None], bool],
+    ) -> None:
+        """`lock`: of the engine. `wake` wakes the polling thread."""
+        self._workers = workers
+        self._numbers = numbers
+        self._lock = lock
+        self._wake = wake
+        self.poll_until = poll_until
+        self.completions = CompletionThread()
+        self._deadlines = CallDeadlines()
+        self._open: dict[int, CallFuture] = {}
+        self._answers: deque[tuple[CallFuture, bool, Body]] = deque()
+        """Answers to deliver without the lock."""
+        self._polling_until: float | None = 0.0
+        """When the polling thread looks at deadlines again; None: after the next message."""
+
+    def call(
+        self, options: CallOptions, worker: int, hosted: str, method: str, args: Any, named: dict[str, Any]
+    ) -> CallFuture:
+        """Do not hold the lock. Thread: any."""
+        call = CallFuture(self)
+        body = pickle_value((args, named))
+        deadline = 0.0 if options.deadline_s is None else time.monotonic() + options.deadline_s
+        try:
+            with self._lock:
+                remote = self._find_worker(worker, options.rank)
+                call.number, call.worker, call.rank = next(self._numbers), worker, options.rank
+                call.deadline_s = options.deadline_s
+                self._open[call.number] = call
+                if deadline:
+                    self._deadlines.add(call.number, deadline)
+                self._send_or_keep(remote, PendingCall(call.number, options.rank, hosted, method, body, deadline))
+        except (WorkerLostError, LookupError) as error:
+            call.deliver_here(False, error)
+            return call
+        if deadline and (self._polling_until is None or deadline < self._polling_until):
+            self._wake()
+        return call
+
+    def _find_worker(self, worker: int, rank: int) -> RemoteWorker:
+        remote = self._workers.get(worker)
+        if remote is None:
+            raise WorkerLostError(f"worker {worker} is gone")
+        if not 0 <= rank < len(remote.command.seats):
+            raise LookupError(f"worker {worker} has no rank {rank}")
+        if any(isinstance(command, StopWorker) for command in remote.pending_commands):
+            raise WorkerLostError(f"worker {worker} is stopping")
+        return remote
+
+    def _send_or_keep(self, remote: RemoteWorker, call: PendingCall) -> None:
+        if remote.ranks_by_agent:
+            self.send(remote, call)
+            remote.agent_of(call.rank).flush()
+        else:
+            remote.pending_commands.append(call)
+
+    def send(self, worker: RemoteWorker, call: PendingCall) -> None:
+        """Send a call to the agent of its worker."""
+        if call.number not in self._open:
+            return  # its deadline has passed
+        left_s = max(0.0, call.deadline - time.monotonic()) if call.deadline else None
+        op = ("call", call.number, worker.number, call.hosted, call.method, call.body, call.rank, left_s)
+        worker.agent_of(call.rank).send(op, MESSAGE_OVERHEAD_BYTES + len(call.body))
+
+    def withdraw_call(self, call: CallFuture) -> bool:
+        """Do not hold the lock. Thread: any."""
+        with self._lock:
+            return self._withdraw(call)
+
+    def _withdraw(self, call: CallFuture) -> bool:
+        if self._open.pop(call.number, None) is None:
+            return False
+        self._deadlines.discard(call.number)
+        remote = self._workers.get(call.worker)
+        if remote is None:
+            return True
+        if remote.ranks_by_agent:
+            link = remote.agent_of(call.rank)
+            link.send(("cancel_call", call.number))
+            link.flush()
+        else:
+            waiting = [one for one in remote.pending_commands if getattr(one, "number", None) == call.number]
+            remote.pending_commands.remove(*waiting)
+        return True
+
+    def seconds_left(self, limit_s: float | None) -> float | None:
+        """Seconds until the next deadline, at most the limit (None: none). The polling thread waits as long."""
+        with self._lock:
+            at = self._deadlines.next_at()
+            now = time.monotonic()
+            if at is not None and (limit_s is None or at < now + limit_s):
+                limit_s = max(0.0, at - now)
+            self._polling_until = None if limit_s is None else now + limit_s
+        return limit_s
+
+    def end_overdue(self) -> None:
+        """End the calls whose deadline has passed."""
+        for number in self._deadlines.take_due(time.monotonic()):
+            call = self._open[number]
+            self._withdraw(call)
+            self._answers.append((call, False, deadline_error(call.deadline_s or 0.0)))
+
+    def on_answer(self, number: int, fine: bool, body: bytes) -> None:
+        call = self._open.pop(number, None)
+        if call is not None:
+            self._deadlines.discard(number)
+            self._answers.append((call, fine, body))
+
+    def on_worker_gone(self, worker: int) -> None:
+        lost = [number for number, call in self._open.items() if call.worker == worker]
+        for number in lost:
+            self._deadlines.discard(number)
+            self._answers.append((self._open.pop(number), False, WorkerLostError(f"worker {worker} is gone")))
+
+    def deliver(self) -> None:
+        """Deliver answers. Do not hold the lock: callers may be waiting for it."""
+        while self._answers:
+            call, fine, body = self._answers.popleft()
+            call.deliver(fine, body)
