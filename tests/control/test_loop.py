@@ -61,7 +61,7 @@ class Clockwork:
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         raise NotImplementedError
 
-    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+    def call_with(self, *args: Any, **named: Any) -> Future[Any]:
         raise NotImplementedError
 
     def now(self) -> float:

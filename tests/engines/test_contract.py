@@ -9,11 +9,10 @@ from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.world import Behaviour, Gives, ItemOutcome, Key, Slow, World
 from dovetail.resources.cluster import Cluster
 from engines.contract import EngineContract
-from engines.scene import Caller, Does, Held, Neighbour, Notebook, Rig, Server, Units
+from engines.scene import Does, Held, Notebook, Rig, Scene, Units
 
 if TYPE_CHECKING:
     from dovetail.control.payload import Segment
-    from dovetail.pipeline.stage_code import StageCode
 
 
 class SimulatedRig(Rig):
@@ -22,7 +21,7 @@ class SimulatedRig(Rig):
         behaviours = {name: self._behaviour(does) for name, does in units.items()}
         self.engine: SimulatedEngine = SimulatedEngine(World(behaviours, tracked=True), Cluster.parse("1x(8cpu)"))
 
-    def _behaviour(self, does: type[Notebook | Server | Caller | Neighbour] | Does | tuple[StageCode, ...]) -> Behaviour:
+    def _behaviour(self, does: object) -> Behaviour:
         if not isinstance(does, Does):
             return Behaviour(0.01)
 
@@ -60,3 +59,11 @@ class SimulatedRig(Rig):
 class TestSimulatedEngine(EngineContract):
     def rig(self, units: Units) -> Rig:
         return SimulatedRig(units)
+
+    def test_a_cancelled_call_that_has_not_begun_never_runs(self) -> None:
+        scene = Scene(self.rig({"book": Notebook}))
+        scene.start(1, "book")
+        before, cancelled, after = (scene.engine.call(1, "book", "note", "x") for _ in range(3))
+        cancelled.cancel()
+        assert scene.result(before) == 1
+        assert scene.result(after) == 2

@@ -58,9 +58,7 @@ class DriverCalls:
         self._send(options, worker, hosted, method, body, call)
         return call
 
-    def _send(
-        self, options: CallOptions, worker: int, hosted: str, method: str, body: Chunk, call: CallFuture
-    ) -> None:
+    def _send(self, options: CallOptions, worker: int, hosted: str, method: str, body: Chunk, call: CallFuture) -> None:
         deadline_s = options.deadline_s
         deadline = 0.0 if deadline_s is None else time.monotonic() + deadline_s
         try:

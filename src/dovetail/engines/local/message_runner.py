@@ -656,16 +656,16 @@ class MessageRunner:
 
     # --- calls
 
-    def answer_call(
-        self, executor: UnitExecutor | None, frame: Frame, loop: AbstractEventLoop | None = None
-    ) -> None:
+    def answer_call(self, executor: UnitExecutor | None, frame: Frame, loop: AbstractEventLoop | None = None) -> None:
         """Answer a call on a hosted object. `loop`: awaits async methods; None: the loop that all objects share."""
         _, number, name, _, deadline = frame.head
         if not self.calls.begin(number, deadline):
             return
+        if executor is None:
+            self.calls.end(number)
+            self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
+            return
         try:
-            if executor is None:
-                raise LookupError(f"worker {self._spec.worker} hosts no {name!r}")
             value = call_hosted(executor, frame)
             if inspect.isawaitable(value):  # an async method of an object whose __call__ is not async, or that has none
                 value = self.await_result(value, number, loop)
