@@ -29,6 +29,7 @@ PURE_ACTORS = (
     "placement",
     "actor_plan",
     "role_explanation",
+    "scaling",
 )
 PURE = (
     "errors.py",

@@ -71,7 +71,8 @@ class Scale:
     """Signals within this share of the target change nothing."""
     interval: float | str = "5s"
     cooldown: float | str = "30s"
-    """Time after a change in which workers are not removed."""
+    """Time after a change in which workers are not removed; signals that take time to follow a change (all but
+    "outstanding") add none either."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,190 @@
+"""Scaling decisions: target tracking, limits, cooldown and steadiness, in simulated time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.actors.role import Scale
+from dovetail.actors.scaling import Scaler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HOUR_S = 3600.0
+
+
+def simulate(
+    scaler: Scaler, signal_of: Callable[[float, int], float], workers: int, seconds: float = HOUR_S
+) -> list[tuple[float, int]]:
+    """(time, workers) of the start and of every change; the signal is a function of time and workers."""
+    changes = [(0.0, workers)]
+    now = 0.0
+    while now < seconds:
+        decision = scaler.decide(now, workers, signal_of(now, workers))
+        assert decision.change == decision.workers - workers
+        assert f"target {scaler.scale.target:g}" in decision.reason
+        if decision.change:
+            workers = decision.workers
+            changes.append((now, workers))
+        now += scaler.interval_s
+    return changes
+
+
+def outstanding(calls: float) -> Callable[[float, int], float]:
+    """Callers that always have so many calls open."""
+    return lambda _now, workers: calls / workers
+
+
+@pytest.mark.parametrize(("calls", "expected"), [(40, 10), (4, 1), (37, 10), (1000, 64), (0, 1)])
+def test_the_target_is_reached_within_three_decisions_and_kept_for_an_hour(calls: float, expected: int) -> None:
+    scaler = Scaler(Scale(target=4), (1, 64))
+    changes = simulate(scaler, outstanding(calls), workers=1)
+    assert changes[-1][1] == expected
+    assert changes[-1][0] <= 2 * scaler.interval_s  # the third decision
+    assert len(changes) <= 2
+
+
+def test_workers_are_removed_after_the_cooldown_and_not_before() -> None:
+    scaler = Scaler(Scale(target=4, cooldown="60s"), (2, 64))
+    changes = simulate(scaler, lambda now, workers: (100 if now < 600 else 10) / workers, workers=2)
+    assert [workers for _, workers in changes] == [2, 25, 3]
+    assert 660 <= changes[-1][0] <= 675
+
+
+def test_one_signal_that_is_out_of_line_changes_nothing() -> None:
+    scaler = Scaler(Scale(target=4), (1, 64))
+    changes = simulate(scaler, lambda now, workers: 400.0 if now in (100, 500) else 16 / workers, workers=4)
+    assert changes == [(0.0, 4)]
+
+
+def test_signals_within_the_tolerance_change_nothing() -> None:
+    scaler = Scaler(Scale(target=10, tolerance=0.2), (1, 64))
+    assert simulate(scaler, lambda now, _: 8.1 if now % 10 else 11.9, workers=5) == [(0.0, 5)]
+
+
+def test_a_full_pool_means_fewer_rollouts_and_an_empty_one_more() -> None:
+    def fill(full: float) -> Callable[[float, int], float]:
+        return lambda _now, _workers: full
+
+    fewer = Scaler(Scale(target=0.9, signal="fill", inverse=True), (2, 64))
+    assert [workers for _, workers in simulate(fewer, fill(1.0), workers=32)][-1] == 32  # within the tolerance
+    fewer = Scaler(Scale(target=0.5, signal="is_full", inverse=True), (2, 64))
+    assert [workers for _, workers in simulate(fewer, fill(1.0), workers=32)] == [32, 16, 8, 4, 2]
+    more = Scaler(Scale(target=0.5, signal="is_full", inverse=True), (2, 64))
+    assert [workers for _, workers in simulate(more, fill(0.0), workers=2)] == [2, 8, 32, 64]
+
+
+def test_a_backlog_means_more_workers() -> None:
+    scaler = Scaler(Scale(target=100, signal="queue_depth"), (1, 16))
+    decisions = [scaler.decide(now, 4, 250.0) for now in (0.0, 5.0)]
+    assert [decision.workers for decision in decisions] == [4, 10]
+    assert decisions[0].reason == "queue_depth 250, target 100: 4 workers kept, 10 wanted (waits for a second signal)"
+    assert decisions[1].reason == "queue_depth 250, target 100: 4 -> 10 workers"
+
+
+def test_a_trajectory_pool_with_a_trainer_comes_to_rest() -> None:
+    """Rollouts fill a pool of 1,000 trajectories, 10 a second each; the trainer takes 75 a second: 7.5 rollouts."""
+    filled = 0.0
+
+    def fill(_now: float, workers: int) -> float:
+        nonlocal filled
+        filled = min(1000.0, max(0.0, filled + (10 * workers - 75) * 5.0))
+        return filled / 1000
+
+    scaler = Scaler(Scale(target=0.5, signal=fill, inverse=True), (1, 64))
+    changes = simulate(scaler, fill, workers=1)
+    assert {workers for at, workers in changes if at > 300} <= {7, 8, 9}
+    assert len([at for at, _ in changes if at > HOUR_S / 2]) <= 4
+
+
+def test_a_signal_without_a_middle_does_not_flap() -> None:
+    """More than 7 workers fill the pool at once, fewer empty it at once."""
+    scaler = Scaler(Scale(target=0.5, signal="is_full", inverse=True), (1, 64))
+    changes = simulate(scaler, lambda _now, workers: float(workers > 7), workers=1)
+    assert len([at for at, _ in changes if at > 300]) <= 6
+    assert changes[-1][1] in (7, 8)
+
+
+def test_a_queue_with_constant_arrivals_comes_to_rest() -> None:
+    """30 items arrive per second, a worker handles 4: 8 workers suffice; a backlog of the start is worked off."""
+    queue = 500.0
+
+    def depth(_now: float, workers: int) -> float:
+        nonlocal queue
+        queue = max(0.0, queue + (30 - 4 * workers) * 5.0)
+        return queue
+
+    scaler = Scaler(Scale(target=50, signal="queue_depth"), (1, 32))
+    changes = simulate(scaler, depth, workers=1)
+    assert len([at for at, _ in changes if at > HOUR_S / 2]) <= 3
+
+
+def test_gangs_and_bundles_are_added_and_removed_whole() -> None:
+    scaler = Scaler(Scale(target=1), (2, 10), step=2)
+    assert [workers for _, workers in simulate(scaler, outstanding(5), workers=2)] == [2, 6]
+    assert [workers for _, workers in simulate(Scaler(Scale(target=1), (2, 10), step=2), outstanding(3), 10)] == [10, 4]
+
+
+def test_a_decision_names_its_limit() -> None:
+    full = Scaler(Scale(target=4), (1, 8))
+    assert [full.decide(now, 6, 40.0, room=1).reason for now in (0.0, 5.0)][1] == (
+        "outstanding 40 per instance, target 4: 6 -> 7 workers (no more fit)"
+    )
+    assert full.decide(10.0, 7, 40.0, room=0).reason.endswith("7 workers kept, 8 wanted (no more fit)")
+    assert full.decide(15.0, 8, 40.0).reason.endswith("8 workers kept (maximum)")
+    assert full.decide(20.0, 8, None).reason == "no value of outstanding: 8 workers kept"
+    assert full.decide(25.0, 8, float("nan")).change == 0
+
+
+@given(
+    signals=st.lists(st.floats(0, 1e6) | st.none(), min_size=1, max_size=60),
+    inverse=st.booleans(),
+    step=st.integers(1, 3),
+    low=st.integers(1, 4),
+    more=st.integers(0, 30),
+    room=st.none() | st.integers(0, 5),
+)
+def test_decisions_respect_limits_steps_room_and_cooldown(
+    signals: list[float | None], inverse: bool, step: int, low: int, more: int, room: int | None
+) -> None:
+    limits = (low * step, (low + more) * step)
+    scaler = Scaler(Scale(target=5, inverse=inverse), limits, step)
+    workers, changes = limits[0], []
+    for number, signal in enumerate(signals):
+        now = number * scaler.interval_s
+        decision = scaler.decide(now, workers, signal, room)
+        assert limits[0] <= decision.workers <= limits[1]
+        assert decision.workers % step == 0
+        assert decision.reason
+        if room is not None:
+            assert decision.change <= room
+        if decision.change:
+            changes.append((now, decision.change))
+        workers = decision.workers
+    for (before, _), (now, change) in pairwise(changes):
+        assert change > 0 or now - before >= scaler.cooldown_s
+
+
+@given(
+    calls=st.floats(0, 500), target=st.floats(0.5, 20), start=st.integers(1, 64), tolerance=st.sampled_from((0.0, 0.2))
+)
+def test_constant_calls_never_flap(calls: float, target: float, start: int, tolerance: float) -> None:
+    scaler = Scaler(Scale(target=target, tolerance=tolerance), (1, 64))
+    changes = simulate(scaler, outstanding(calls), start, 900)
+    assert len(changes) <= 2
+    assert scaler.decide(900, changes[-1][1], calls / changes[-1][1]).change == 0
+
+
+@given(st.floats(0, 1e3), st.floats(0, 1e3), st.integers(1, 64), st.booleans())
+def test_a_higher_signal_never_asks_for_less(one: float, other: float, workers: int, inverse: bool) -> None:
+    def wanted(signal: float) -> int:
+        scaler = Scaler(Scale(target=5, inverse=inverse, cooldown="5s"), (1, 64))
+        return [scaler.decide(now, workers, signal).workers for now in (0.0, 5.0)][1]
+
+    lower, higher = wanted(min(one, other)), wanted(max(one, other))
+    assert lower >= higher if inverse else lower <= higher
