@@ -68,6 +68,8 @@ class WorkerThread(WorkerProcess):
             if not slots._thread.is_alive() and not slots._running:
                 slots._loop.close()  # a process ends with its loop, and a thread does not
         self.runner.close()
+        if self.runner.links is not None:
+            self.runner.links.close()
 
 
 class ThreadServer:

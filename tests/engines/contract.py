@@ -670,3 +670,61 @@ class ProcessContract(EngineContract):
         scene.submit(StopWorker(1))
         assert [scene.result(call) for call in calls] == [[None, None]] * 2
         scene.stopped(1)
+
+    # Calls between workers
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_calls_of_a_worker_arrive_in_the_order_made(self, scene_of: SceneOf, slots: int) -> None:
+        """Also the first ones, which wait until the called worker has started."""
+        scene = scene_of(one=Neighbour, book=Notebook)
+        scene.ready(1, "one", slots=slots)
+        early = scene.engine.call(1, "one", "results", 2, 20, "book", "note", "x")
+        scene.start(2, "book")
+        assert scene.result(early) == list(range(1, 21))
+        late = scene.engine.call(1, "one", "results", 2, 20, "book", "note", "x")
+        assert scene.result(late) == list(range(21, 41))
+
+    def test_a_worker_calls_every_rank_of_a_gang(self, scene_of: SceneOf) -> None:
+        scene = scene_of(one=Neighbour, book=Notebook)
+        scene.ready(1, "one")
+        scene.ready(2, "book", ranks=2)
+        calls = [scene.engine.call(1, "one", "ask_worker", 2, "book", "variable", "RANK", rank=rank) for rank in (0, 1)]
+        assert [scene.result(call) for call in calls] == ["0", "1"]
+
+    @pytest.mark.parametrize("items", [1_000, 5_000, 1_000_000], ids=["8KB", "40KB", "8MB"])
+    def test_arrays_arrive_as_writable_copies(self, scene_of: SceneOf, items: int) -> None:
+        scene = scene_of(one=Neighbour, other=Neighbour)
+        scene.ready(1, "one")
+        scene.ready(2, "other")
+        assert scene.result(scene.engine.call(1, "one", "doubled_elsewhere", 2, items)) == (items, 3 * items)
+
+    def test_calls_of_a_worker_end_with_the_worker_that_it_calls(self, scene_of: SceneOf) -> None:
+        scene = scene_of(one=Neighbour, other=Neighbour, a=Does({(0,): Hangs()}))
+        scene.ready(1, "one", slots=2)
+        scene.ready(2, "a", "other")
+        assert scene.result(scene.engine.call(1, "one", "outcomes", 2, 1, "other", "give_back", 1)) == ["int"]
+        scene.running(2, scene.message(2, "a", [0]))
+        waiting = scene.engine.call(1, "one", "outcomes", 2, 2, "a", "__str__")
+        scene.listen()
+        scene.rig.kill(2)
+        assert scene.result(waiting) == ["WorkerLostError"] * 2
+        scene.lost(2)
+        again = scene.engine.call(1, "one", "outcomes", 2, 1, "other", "give_back", 1)
+        assert scene.result(again) == ["WorkerLostError"]
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_a_drain_answers_the_calls_that_a_worker_made_before_and_refuses_the_others(
+        self, scene_of: SceneOf, slots: int
+    ) -> None:
+        scene = scene_of(one=Neighbour, other=Neighbour)
+        scene.ready(1, "one")
+        scene.ready(2, "other", slots=slots)
+        assert scene.result(scene.engine.call(1, "one", "outcomes", 2, 1, "other", "linger", 0.0)) == ["NoneType"]
+        calls = scene.engine.call(1, "one", "outcomes", 2, 20, "other", "linger", 0.01)
+        again = scene.engine.call(1, "one", "outcomes", 2, 1, "other", "linger", 0.0)
+        scene.submit(StopWorker(2))
+        assert set(scene.result(calls)) <= {"NoneType", "WorkerLostError"}
+        scene.stopped(2)
+        assert scene.result(again) in (["NoneType"], ["WorkerLostError"])
+        last = scene.engine.call(1, "one", "outcomes", 2, 1, "other", "linger", 0.0)
+        assert scene.result(last) == ["WorkerLostError"]

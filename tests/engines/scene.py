@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pathlib
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -117,7 +118,7 @@ class Caller:
 
 
 class Neighbour:
-    """A hosted object that calls other objects of its own worker."""
+    """A hosted object that calls other objects, of its own and of other workers."""
 
     def setup(self, worker: Any) -> None:
         self._worker = worker
@@ -136,6 +137,38 @@ class Neighbour:
     def repeat(self, count: int, name: str, method: str, *args: Any) -> list[Any]:
         futures = [self.call(name, method, *args) for _ in range(count)]
         return [future.result() for future in futures]
+
+    def ask_worker(self, worker: int, name: str, method: str, *args: Any, rank: int = 0) -> Any:
+        return self._worker.call_rank(worker, rank, name, method, *args).result(PATIENCE_S)
+
+    def outcomes(self, worker: int, count: int, name: str, method: str, *args: Any) -> list[str]:
+        """Types of the results of so many calls, all made at once."""
+        futures = [self._worker.call(worker, name, method, *args) for _ in range(count)]
+        return [type(future.exception(PATIENCE_S) or future.result()).__name__ for future in futures]
+
+    def results(self, worker: int, count: int, name: str, method: str, *args: Any) -> list[Any]:
+        futures = [self._worker.call(worker, name, method, *args) for _ in range(count)]
+        return [future.result(PATIENCE_S) for future in futures]
+
+    def write_after(self, worker: int, count: int, path: str) -> None:
+        """Make calls to another worker, one by one, then write a file."""
+        for _ in range(count):
+            self.ask_worker(worker, "other", "give_back", 1)
+        pathlib.Path(path).touch()
+
+    def double(self, values: Any) -> Any:
+        """Change the argument in place, and return it."""
+        values *= 2
+        return values
+
+    def doubled_elsewhere(self, worker: int, items: int) -> tuple[int, int]:
+        """The sums of an array, and of what another worker made of it."""
+        import numpy as np
+
+        mine = np.ones(items)
+        doubled = self.ask_worker(worker, "other", "double", mine)
+        doubled += 1  # results are writable, too
+        return int(mine.sum()), int(doubled.sum())
 
     def shares(self, name: str) -> bool:
         """Whether the other object gets and returns the very object that it is given."""

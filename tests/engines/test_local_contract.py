@@ -22,6 +22,7 @@ from engines import scene
 from engines.contract import ProcessContract
 from engines.scene import Does, Held, Rig, Units
 from runtime.aids import workers_of
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,3 +126,12 @@ class TestLocalEngine(ProcessContract):
         there.ready(1, "book")
         assert there.result(there.engine.call(1, "book", "variable", "ITS_OWN")) == "1"
         assert there.result(there.engine.call(1, "book", "variable", "ALSO")) == "2"
+
+    def test_calls_between_workers_do_not_pass_through_the_driver(self, scene_of: SceneOf) -> None:
+        there = scene_of(one=scene.Neighbour, other=scene.Neighbour)
+        there.ready(1, "one")
+        there.ready(2, "other")
+        assert there.result(there.engine.call(1, "one", "ask_worker", 2, "other", "give_back", 7)) == 7
+        written = Path(mkdtemp()) / "written"
+        there.engine.call(1, "one", "write_after", 2, 10, str(written))
+        until(written.exists, "the calls are answered while the driver does not poll")

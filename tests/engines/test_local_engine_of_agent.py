@@ -440,8 +440,8 @@ def test_a_call_to_another_node_is_forwarded_without_unpickling(scene: Scene, at
     scene.ready(b, 2, TALKS)
     asked: list[tuple[Any, ...]] = []
 
-    def pass_on(token: int, number: int, worker: int, hosted: str, method: str, body: bytes) -> None:
-        asked.append((worker, hosted, method, type(body)))
+    def pass_on(token: int, number: int, worker: int, hosted: str, method: str, body: bytes, rank: int) -> None:
+        asked.append((worker, hosted, method, type(body), rank))
         if at_once:
             a.answer_foreign_call(token, number, True, pickle.dumps("at once"))
             return
@@ -451,7 +451,7 @@ def test_a_call_to_another_node_is_forwarded_without_unpickling(scene: Scene, at
     a.on_foreign_call = pass_on
     said = "at once" if at_once else "2:hello"
     assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, text="hello"))) == (True, said)
-    assert asked == [(2, "it", "hear", bytes)]
+    assert asked == [(2, "it", "hear", bytes, 0)]
     if not at_once:
         assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "bad"))) == (True, "ValueError: bad word")
         (_, said) = scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "die")))

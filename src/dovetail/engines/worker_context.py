@@ -68,7 +68,7 @@ class Worker:
     memory_bytes: int = 0
     """Requested memory; 0: not specified."""
     caller: Callable[..., Future[Any]] | None = None
-    """Sends calls to other workers; set by the engine."""
+    """Sends calls to other workers (worker, rank, hosted, method, arguments); set by the engine."""
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         """Call a method of an object that a worker hosts; returns a future of the result.
@@ -77,9 +77,13 @@ class Worker:
         made. Arguments and result are copied, except between two objects of one process (`worker` is this worker's own
         id), which share them: an object that keeps or changes an argument keeps or changes that of its caller.
         """
+        return self.call_rank(worker, 0, hosted, method, *args, **named)
+
+    def call_rank(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        """Like `call`, on one rank of a gang; `call` is for rank 0."""
         if self.caller is None:
             raise RuntimeError("this engine does not pass calls from worker to worker")
-        return self.caller(worker, hosted, method, *args, **named)
+        return self.caller(worker, rank, hosted, method, *args, **named)
 
     @property
     def item_keys(self) -> tuple[tuple[int, ...], ...]:

@@ -188,7 +188,7 @@ class _Buffer:
         if size <= self.filled and self._ensure_mapped():
             _copy_parts(parts, self._view)
         else:
-            _write_all(self.fd, parts)
+            write_all(self.fd, parts)
         if size > self.filled:
             self.filled = min(self.capacity, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
             self._is_populated = False
@@ -273,7 +273,7 @@ def _copy_parts(parts: list[ReadableBuffer], memory: memoryview) -> None:
         at = end
 
 
-def _write_all(fd: int, parts: list[ReadableBuffer]) -> None:
+def write_all(fd: int, parts: list[ReadableBuffer]) -> None:
     """Write all parts from offset 0, however little each call writes."""
     at = 0
     for start in range(0, len(parts), MAX_PARTS_PER_WRITE):
@@ -292,7 +292,7 @@ def _write_spill_file(folder: str, parts: list[ReadableBuffer]) -> int:
     """Descriptor of an unnamed file that contains the parts."""
     fd = _unnamed_file(folder)
     try:
-        _write_all(fd, parts)
+        write_all(fd, parts)
     except BaseException:
         os.close(fd)
         raise

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
     from dovetail.resources.cluster import Cluster
 
-    OnForeignCall = Callable[[int, int, int, str, str, bytes], None]
+    OnForeignCall = Callable[[int, int, int, str, str, bytes, int], None]
 
 MAX_SERVERS_LOST = 10
 """Fork servers that may be killed from outside without a charge for the items of their workers; beyond it a call or a
@@ -84,7 +84,7 @@ class LocalEngine:
 
     on_foreign_call: OnForeignCall | None = None
     """Forwards a call from a worker to a worker on another node: (token of the calling process, call number, worker,
-    hosted, method, body). `answer_foreign_call` sends the answer."""
+    hosted, method, body, rank). `answer_foreign_call` sends the answer."""
 
     def __init__(
         self,
@@ -344,8 +344,13 @@ class LocalEngine:
         with self._lock:
             here = self._calls.relay_call(rank, frame, elsewhere=foreign is not None)
         if not here and foreign is not None:
-            _, number, worker, hosted, method = frame.head
-            foreign(rank.number, number, worker, hosted, method, bytes(frame.body))
+            _, number, worker, hosted, method, called_rank = frame.head
+            foreign(rank.number, number, worker, hosted, method, bytes(frame.body), called_rank)
+
+    def _on_link(self, rank: RankProcess, frame: Frame) -> None:
+        """A worker wants to call another worker over a socket of their own."""
+        with self._lock:
+            self._calls.link(rank, frame, elsewhere=self.on_foreign_call is not None)
 
     def _start(
         self, command: StartWorker, ranks: Sequence[int] | None = None, meeting: tuple[str, int] | None = None
@@ -395,7 +400,7 @@ class LocalEngine:
         if command.drain:
             if child.end is None and not child.stopping:
                 child.stopping = True
-                if child.ready or child.in_flight or child.calls:
+                if child.ready or child.in_flight or child.calls or child.callers:
                     for rank in child.ranks:
                         self._queue_frame(rank, ("stop",))
                 else:  # nothing was sent: do not wait for its setup
@@ -410,8 +415,12 @@ class LocalEngine:
             if self._forkserver is not None and not rank.has_exited:
                 self._forkserver.kill(rank.number)
 
-    def _queue_frame(self, rank: RankProcess, head: tuple[Any, ...], body: Sequence[Chunk] = ()) -> None:
-        rank.channel.put(head, body)
+    def _queue_frame(
+        self, rank: RankProcess, head: tuple[Any, ...], body: Sequence[Chunk] = (), descriptors: Sequence[int] = ()
+    ) -> None:
+        """Queue a frame; closes the descriptors after they are sent."""
+        rank.channel.put(head, body, descriptors)
+        rank.passed_fds += descriptors
         self._unflushed[rank] = None
 
     def _flush(self) -> None:
@@ -430,6 +439,8 @@ class LocalEngine:
         if rank.has_exited or self._closed:
             return
         unsent = not rank.channel.flush()
+        if rank.passed_fds and not unsent:
+            rank.close_passed()
         if unsent != rank.has_unsent:
             rank.has_unsent = unsent
             fd = rank.channel.fileno()
@@ -491,6 +502,8 @@ class LocalEngine:
             self._payloads.on_buffers_closed(rank, head[1])
         elif kind == "ask":
             self._on_call(rank, frame)
+        elif kind == "link":
+            self._on_link(rank, frame)
 
     def _on_ready(self, rank: RankProcess, setup_s: float, simple: bool) -> None:
         child = rank.child
@@ -577,6 +590,7 @@ class LocalEngine:
                 self._unflushed.pop(rank, None)
                 rank.has_exited = True
                 rank.channel.close()
+                rank.close_passed()
                 self._payloads.on_process_gone(rank)
             child.in_flight.clear()
             waiting = self._calls.on_worker_gone(child)

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from dovetail.engines.item_keys import Keys
     from dovetail.engines.local.buffer_pool import CopiedPayload, MappedPayload, PlacedPayload
     from dovetail.engines.local.payload_codec import PackedPayload
+    from dovetail.engines.local.peer_links import PeerLinks
     from dovetail.engines.local.protocol import Chunk, Frame
     from dovetail.engines.local.worker_spec import WorkerSpec
     from dovetail.engines.unit_executor import UnitExecutor
@@ -246,6 +247,8 @@ class MessageRunner:
         """Payloads of the current message that are already in shared memory."""
         self._reader = PayloadReader()
         self._spool: tuple[int, str] | None = None
+        self.links: PeerLinks | None = None
+        """Links to other workers; None: none was made."""
         self._loop_lock = Lock()
         self._loop: AbstractEventLoop | None = None
         """Event loop of async methods; None: none was called."""
@@ -258,14 +261,14 @@ class MessageRunner:
     # --- sending
 
     def send(self, *head: object, body: Sequence[Chunk] = (), descriptors: Sequence[int] = ()) -> None:
-        self._exit_if_forked()
+        self.exit_if_forked()
         with self._send_lock:
             try:
                 send_frame(self._sock, head, body, descriptors)
             except (BrokenPipeError, ConnectionError):
                 self._exit_worker(0)  # the driver has exited
 
-    def _exit_if_forked(self) -> None:
+    def exit_if_forked(self) -> None:
         """Exit if user code forked this process and returned: it is not the worker and must not write to the socket."""
         if os.getpid() != self._pid:
             os._exit(0)
@@ -330,7 +333,7 @@ class MessageRunner:
             given = BarrierInput(frame, bodies, _load_payload)
 
             def give(keys: Keys, items: list[Any]) -> None:
-                self._exit_if_forked()
+                self.exit_if_forked()
                 if flags & FLAG_NO_OUTPUT:
                     return
                 with self._pack_lock:
@@ -478,7 +481,7 @@ class MessageRunner:
         writer: Writer | None = None,
     ) -> None:
         """Pack or write the results and report; then release the input, unless views of it are kept."""
-        self._exit_if_forked()
+        self.exit_if_forked()
         if flags & FLAG_NO_OUTPUT:
             outcome.keys, outcome.items, outcome.epoch_starts = [], [], None
         outgoing = OutgoingPayloads()
@@ -660,9 +663,11 @@ class MessageRunner:
         """Answer a call on a hosted object. `loop`: awaits async methods; None: the loop that all objects share."""
         _, number, name, _, deadline = frame.head
         if not self.calls.begin(number, deadline):
+            close_descriptors(frame.descriptors)
             return
         if executor is None:
             self.calls.end(number)
+            close_descriptors(frame.descriptors)
             self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
             return
         try:
@@ -700,6 +705,9 @@ class MessageRunner:
         return future.result()
 
     def reply(self, number: int, value: object) -> None:
+        if number < 0 and self.links is not None:
+            self.links.answer(number, True, value)
+            return
         self.send("answer", number, True, body=[pickle_value(value)])
 
     def reply_error(self, number: int, error: BaseException) -> None:
@@ -707,13 +715,22 @@ class MessageRunner:
             body = pickle_value(error)
             pickle.loads(body)  # noqa: S301 - exceptions with an __init__ of their own may not come back
         except Exception:
-            body = pickle_value(RuntimeError(summarize_exception(error).line))
+            error = RuntimeError(summarize_exception(error).line)
+            body = pickle_value(error)
+        if number < 0 and self.links is not None:
+            self.links.answer(number, False, error)
+            return
         self.send("answer", number, False, body=[body])
 
 
 def call_hosted(executor: UnitExecutor, frame: Frame) -> Any:
     """Call the method of a hosted object that a frame requests; its result may be awaitable."""
-    args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
+    if frame.descriptors:
+        from dovetail.engines.local.call_body import load_value  # late: few calls are large
+
+        args, named = load_value(frame.body, frame.descriptors)
+    else:
+        args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
     return executor.call(frame.head[3], *args, **named)
 
 

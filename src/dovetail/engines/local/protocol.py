@@ -117,13 +117,15 @@ def _send_some(sock: socket.socket, pieces: deque[tuple[Chunk, Sequence[int]]]) 
 class Channel:
     """One end of a socket: parses received frames and queues outgoing ones."""
 
-    __slots__ = ("_buffer", "_descriptors", "_unsent", "sock")
+    __slots__ = ("_buffer", "_descriptors", "_unsent", "is_broken", "sock")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._buffer = bytearray()
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[Chunk, Sequence[int]]] = deque()
+        self.is_broken = False
+        """Whether frames could not be sent because the peer does not read any more."""
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -150,6 +152,7 @@ class Channel:
                 time.sleep(RETRY_PAUSE_S)  # the kernel is short of memory or descriptors: temporary
                 return False
             waiting.clear()
+            self.is_broken = True
         return True
 
     def close(self) -> None:
@@ -224,6 +227,9 @@ it was written to its destination."""
 FLAG_SPILL, FLAG_NO_MEMFD, FLAG_SPOOL, FLAG_NO_OUTPUT = 1, 2, 4, 8
 """Flags of a message: shared memory is full; descriptors are scarce; spool the output for a later wave; another rank
 sends the output."""
+LINK_OPEN, LINK_RELAYED, LINK_REFUSED = "open", "relayed", "refused"
+"""Answers of the driver to a worker that wants to call another one over a socket of their own: it exists; calls are
+relayed, because the other worker is not on this machine; it is gone or stopping."""
 BREADCRUMB_WORDS = 8
 """Words per breadcrumb: 64 bytes, so that two workers never share a cache line."""
 BEGUN_WORD = 4

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dovetail.engines.local.protocol import Frame
+
 
 class _CallState:
     __slots__ = ("cancel", "has_begun", "is_cancelled")
@@ -26,6 +28,16 @@ class ReceivedCalls:
     def __init__(self) -> None:
         self._lock = Lock()
         self._states: dict[int, _CallState] = {}
+
+    def on_frame(self, frame: Frame) -> bool:
+        """Remember a call. Whether the frame was the cancellation of a call, which is handled here."""
+        kind = frame.head[0]
+        if kind == "call":
+            self.add(frame.head[1])
+        elif kind == "cancel_call":
+            self.cancel(frame.head[1])
+            return True
+        return False
 
     def add(self, number: int) -> None:
         """A call has been received."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dovetail.control.engine import WorkerLostError
+from dovetail.engines.local.protocol import LINK_OPEN, LINK_REFUSED, LINK_RELAYED, close_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from concurrent.futures import Future
 
     from dovetail.engines.call_future import CallFuture
     from dovetail.engines.local.protocol import Chunk, Frame
@@ -52,29 +51,51 @@ class CallRouter:
     def relay_call(self, rank: RankProcess, frame: Frame, *, elsewhere: bool = False) -> bool:
         """Forward a call from worker to worker, without opening it. `elsewhere`: workers exist on other nodes; returns
         False if the call is for one of those, and sends no answer."""
-        _, its_number, worker, hosted, method = frame.head
-        if elsewhere and not self._is_local(worker):
+        _, its_number, worker, hosted, method, called_rank = frame.head
+        if elsewhere and not self._is_local(worker, called_rank):
             return False
         try:
             child = self._find_worker(worker, hosted)
+            called = _find_rank(child, called_rank)
         except (WorkerLostError, LookupError) as error:
             self._send(rank, ("answer", its_number, False), [pickle.dumps(error)])
             return True
-        self._forward(child.ranks[0], hosted, method, bytes(frame.body), (rank, its_number))
+        self._forward(called, hosted, method, bytes(frame.body), (rank, its_number))
         return True
 
-    def _is_local(self, worker: int) -> bool:
-        """Whether the worker can be called here; of a gang, rank 0 is called."""
-        child = self._children.get(worker)
-        return child is not None and child.ranks[0].rank == 0
+    def link(self, caller: RankProcess, frame: Frame, *, elsewhere: bool = False) -> None:
+        """Pass a socket from a process to one that it wants to call, behind all frames sent to that one before.
+        `elsewhere`: workers exist on other nodes; calls to those are relayed."""
+        _, worker, rank = frame.head
+        state, error = LINK_OPEN, b""
+        names: tuple[str, ...] = ()
+        try:
+            child = self._find_worker(worker)
+            called = _find_rank(child, rank)
+        except (WorkerLostError, LookupError) as problem:
+            close_descriptors(frame.descriptors)
+            state, error = LINK_REFUSED, pickle.dumps(problem)
+            if elsewhere and not self._is_local(worker, rank):
+                state = LINK_RELAYED
+        else:
+            names = tuple(child.names)
+            child.callers.add(caller)
+            caller.called.add(child)
+            self._send(called, ("link",), (), frame.descriptors)
+        self._send(caller, ("linked", worker, rank, state, names), [error])
 
-    def _find_worker(self, worker: int, hosted: str) -> LocalWorker:
+    def _is_local(self, worker: int, rank: int) -> bool:
+        """Whether this rank of the worker can be called here."""
+        child = self._children.get(worker)
+        return child is not None and any(process.rank == rank for process in child.ranks)
+
+    def _find_worker(self, worker: int, hosted: str = "") -> LocalWorker:
         child = self._children.get(worker)
         if child is None or child.end is not None:
             raise WorkerLostError(f"worker {worker} is gone")
         if child.stopping:  # it would end without having read the call
             raise WorkerLostError(f"worker {worker} is stopping")
-        if hosted not in child.names:
+        if hosted and hosted not in child.names:
             raise LookupError(f"worker {worker} hosts no {hosted!r}")
         return child
 
@@ -105,6 +126,15 @@ class CallRouter:
         for waits in calls.values():
             if isinstance(waits, tuple) and not waits[0].has_exited:
                 self._send(waits[0], ("answer", waits[1], False), [gone])
+        for caller in child.callers:
+            caller.called.discard(child)
+            if not caller.has_exited:
+                self._send(caller, ("gone", child.number))
+        child.callers.clear()
+        for rank in child.ranks:
+            for called in rank.called:
+                called.callers.discard(rank)
+            rank.called.clear()
         return [waits for waits in calls.values() if not isinstance(waits, tuple)]
 
 
@@ -113,18 +143,3 @@ def _find_rank(child: LocalWorker, rank: int) -> RankProcess:
         if process.rank == rank:
             return process
     raise LookupError(f"worker {child.number} has no rank {rank}")
-
-
-def resolve_future(future: Future[Any], fine: bool, body: Chunk) -> None:
-    """Resolve the future of a call that this worker made."""
-    from concurrent.futures import InvalidStateError
-
-    try:
-        value = pickle.loads(body)  # noqa: S301 - from a worker of this run
-    except Exception as error:
-        fine, value = False, error
-    with suppress(InvalidStateError):  # the caller has cancelled it
-        if fine:
-            future.set_result(value)
-        else:
-            future.set_exception(value)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import select
 import traceback
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
@@ -17,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.control.engine import CONTROL_METHODS
 from dovetail.engines.local.message_runner import call_hosted
-from dovetail.engines.local.protocol import DONT_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dovetail.engines.exception_summary import ExceptionSummary
     from dovetail.engines.local.message_runner import MessageRunner
-    from dovetail.engines.local.protocol import Channel, Frame
+    from dovetail.engines.local.peer_links import PeerLinks
+    from dovetail.engines.local.protocol import Frame
     from dovetail.engines.local.worker_main import WorkerProcess
     from dovetail.engines.unit_executor import UnitExecutor
     from dovetail.engines.worker_context import BreadcrumbCell
@@ -33,11 +31,8 @@ if TYPE_CHECKING:
 class ReaderThread:
     """Reads the socket for all threads, once a call waits for an answer while the main thread is busy."""
 
-    def __init__(
-        self, channel: Channel, answered: Callable[[Frame], bool], exit_worker: Callable[[int], NoReturn]
-    ) -> None:
-        self._channel = channel
-        self._on_answer = answered
+    def __init__(self, links: PeerLinks, exit_worker: Callable[[int], NoReturn]) -> None:
+        self._links = links
         self._exit_worker = exit_worker
         self._frames: SimpleQueue[Frame | None] = SimpleQueue()
         """None: the driver has exited."""
@@ -45,11 +40,9 @@ class ReaderThread:
         Thread(target=self._run, name="reader", daemon=True).start()
 
     def _run(self) -> None:
-        readable = select.poll()
-        readable.register(self._channel.fileno(), select.POLLIN)
         try:
             while self._read():
-                readable.poll()
+                self._links.wait()
         except BaseException:
             traceback.print_exc()
             self._exit_worker(70)  # a worker that does not read would block the run
@@ -58,15 +51,11 @@ class ReaderThread:
 
     def _read(self) -> bool:
         """Read everything that has arrived. False: the driver has exited."""
-        with self._read_lock, suppress(BlockingIOError):
-            connected = True
-            while connected:
-                frames, connected = self._channel.receive(DONT_WAIT)
-                for frame in frames:
-                    if not self._on_answer(frame):
-                        self._frames.put(frame)
-            return False
-        return True
+        with self._read_lock:
+            frames, is_connected = self._links.receive(wait=False)
+            for frame in frames:
+                self._frames.put(frame)
+        return is_connected
 
     def take(self, *, wait: bool) -> list[Frame]:
         if not wait:
@@ -108,6 +97,8 @@ class SlotDispatcher:
                 elif kind == "free":
                     self._runner.free_buffers(*frame.head[1:])
                 elif kind == "stop":
+                    for last in self._worker.refuse_calls():
+                        self._call(last)
                     self._worker.stop_reading()  # calls that are running, and those of a teardown, wait for answers
                     self._finish()
                     return

@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections import deque
-from itertools import count
 from mmap import mmap
 from threading import Lock
 from types import ModuleType
@@ -18,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.local.message_runner import MessageRunner
-from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame, pickle_value
-from dovetail.engines.local.remote_calls import resolve_future
+from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame
 from dovetail.engines.local.timestamped_output import TimestampedOutput
 from dovetail.engines.local.worker_spec import RAY_NAMESPACE_VARIABLE
 from dovetail.engines.unit_executor import make_executor
@@ -28,12 +26,15 @@ from dovetail.engines.worker_context import Worker
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from dovetail.engines.local.peer_links import PeerLinks
     from dovetail.engines.local.slots import AsyncSlots, ThreadSlots
     from dovetail.engines.local.worker_spec import WorkerSpec
     from dovetail.engines.unit_executor import UnitExecutor
     from dovetail.engines.worker_context import BreadcrumbCell
 
 SETUP_FAILED_EXIT_CODE = 71
+LINK_FRAMES = frozenset({"link", "linked", "gone"})
+"""Frames about links to other workers."""
 
 
 def main(sock: socket.socket, breadcrumbs: int, cells: tuple[int, ...], pickled: bytes) -> int:
@@ -102,11 +103,10 @@ class WorkerProcess:
         self.spec = spec
         self.breadcrumbs = breadcrumbs
         self._channel = channel
-        self._numbers = count(1)
-        self._pending_calls: dict[int, Future[Any]] = {}
         self._reader: Any = None
         """Thread that reads the socket, started by the first call to another worker."""
         self._reader_lock = Lock()
+        self._links_lock = Lock()
         self._main_thread_reads = False
         """Whether the main thread only reads the socket."""
         self.executors: dict[str, UnitExecutor] = {}
@@ -202,7 +202,19 @@ class WorkerProcess:
         if self._reader is not None:
             found: list[Frame] = self._reader.take(wait=wait)
             return found
-        frames, there = [], True
+        links = self.runner.links
+        if links is not None:
+            frames, there = links.receive(wait=wait)
+        else:
+            frames, there = self._receive_from_driver(wait=wait)
+        if not there:
+            self.exit(0)  # the driver has exited
+        return frames
+
+    def _receive_from_driver(self, *, wait: bool) -> tuple[list[Frame], bool]:
+        """Received frames, before there is any link to another worker; and whether the driver is still connected."""
+        frames: list[Frame] = []
+        there = True
         try:
             while there:
                 more, there = self._channel.receive(0 if wait else DONT_WAIT)
@@ -211,43 +223,37 @@ class WorkerProcess:
                     break
         except BlockingIOError:
             pass
-        if not there:
-            self.exit(0)  # the driver has exited
-        return [frame for frame in frames if not self.on_answer(frame)]
+        if self.runner.links is not None or any(frame.head[0] in LINK_FRAMES for frame in frames):
+            links = self._get_links()
+            return [frame for frame in frames if not links.on_frame(frame)], there
+        return [frame for frame in frames if not self.runner.calls.on_frame(frame)], there
 
-    def on_answer(self, frame: Frame) -> bool:
-        """Whether the frame was handled here: an answer to one of this worker's calls, or the cancellation of a
-        call."""
-        kind = frame.head[0]
-        if kind == "cancel_call":
-            self.runner.calls.cancel(frame.head[1])
-            return True
-        if kind != "answer":
-            if kind == "call":
-                self.runner.calls.add(frame.head[1])
-            return False
-        future = self._pending_calls.pop(frame.head[1], None)
-        if future is not None:
-            resolve_future(future, frame.head[2], frame.body)
-        return True
+    def _get_links(self) -> PeerLinks:
+        with self._links_lock:
+            if self.runner.links is None:
+                from dovetail.engines.local.peer_links import PeerLinks  # late: most workers make and get no calls
 
-    def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """Call a method of a hosted object: of this process directly, of another worker through the driver, which
-        forwards it without opening it."""
-        if worker == self.spec.worker and not self.spec.rank and hosted in self.slots:
+                self.runner.links = PeerLinks(self._channel, self.runner)
+            return self.runner.links
+
+    def call(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        """Call a method of a hosted object: of this process directly, of another worker over a link."""
+        if worker == self.spec.worker and rank == self.spec.rank and hosted in self.slots:
             return self.slots[hosted].call_directly(method, args, named)
-        from concurrent.futures import Future
-
-        body = pickle_value((args, named))
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        with self._reader_lock:
-            number = next(self._numbers)
-            self._pending_calls[number] = future
+        future = self._get_links().call(worker, rank, hosted, method, args, named)
+        with (
+            self._reader_lock
+        ):  # after the call: `stop_reading` sees it, or it is seen here that the thread reads no more
             if not self._main_thread_reads:
                 self._start_reader()
-        self.runner.send("ask", number, worker, hosted, method, body=[body])
         return future
+
+    def refuse_calls(self) -> list[Frame]:
+        """Accept no further calls of other workers; returns those that were sent before and not received yet."""
+        if self.runner.links is None:
+            return []
+        self.runner.links.refuse_calls()
+        return [frame for frame in self.receive_frames(wait=False) if frame.head[0] == "call"]
 
     def _read_while_awaiting(self) -> None:
         """Read the socket in a thread from now on: the main thread waits for an async method, which may be
@@ -260,14 +266,14 @@ class WorkerProcess:
         """The main thread reads no more frames: a thread reads the answers to pending and to later calls."""
         with self._reader_lock:
             self._main_thread_reads = False
-            if self._pending_calls:
+            if self.runner.links is not None and self.runner.links.has_pending:
                 self._start_reader()
 
     def _start_reader(self) -> None:
         if self._reader is None:
             from dovetail.engines.local.slots import ReaderThread
 
-            self._reader = ReaderThread(self._channel, self.on_answer, self.exit)
+            self._reader = ReaderThread(self._get_links(), self.exit)
 
     # --- single slot
 
@@ -293,6 +299,9 @@ class WorkerProcess:
                     self._receive_into(todo, wait=False)
                 self.runner.answer_call(executor if frame.head[2] == name else None, frame)
             elif kind == "stop":
+                for last in (*todo, *self.refuse_calls()):
+                    if last.head[0] == "call":
+                        self.runner.answer_call(executor if last.head[2] == name else None, last)
                 return
             has_read = False
 

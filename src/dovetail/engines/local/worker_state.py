@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ class RankProcess:
     """One process of a worker."""
 
     __slots__ = (
+        "called",
         "cells",
         "channel",
         "child",
@@ -27,6 +29,7 @@ class RankProcess:
         "has_exited",
         "has_unsent",
         "number",
+        "passed_fds",
         "pid",
         "rank",
         "ready",
@@ -48,6 +51,14 @@ class RankProcess:
         """Whether its socket was full and is polled for writing."""
         self.fds: dict[int, int] = {}
         """Buffer of its pool -> our descriptor of it."""
+        self.passed_fds: list[int] = []
+        """Descriptors to be closed when its queued frames are sent."""
+        self.called: set[LocalWorker] = set()
+        """Workers to which it has a link."""
+
+    def close_passed(self) -> None:
+        while self.passed_fds:
+            os.close(self.passed_fds.pop())
 
 
 class InFlightMessage:
@@ -85,6 +96,7 @@ class LocalWorker:
     """One worker: a process, or one process per rank of a gang."""
 
     __slots__ = (
+        "callers",
         "calls",
         "end",
         "in_flight",
@@ -119,6 +131,8 @@ class LocalWorker:
         self.in_flight: dict[int, InFlightMessage] = {}
         self.calls: dict[int, Waiter] = {}
         """Call number -> receiver of the answer."""
+        self.callers: set[RankProcess] = set()
+        """Processes that have a link to it."""
         self.end: WorkerLost | WorkerStopped | None = None
         """The reason of its end, if known in advance."""
         self.peak = 0

@@ -225,7 +225,7 @@ class AgentSession:
             self._payloads.expect([op[1]])
             self._fetching.submit(self._fetch_block, op[1], op[2], op[3], objects[op[4]])
         elif kind == "agent_found":
-            self.peers.on_peer_found(op[1], None if op[2] is None else objects[op[2]])
+            self.peers.on_peer_found(op[1], op[2], None if op[3] is None else objects[op[3]])
         else:
             self._ops[kind](*op[1:])
 

@@ -307,26 +307,28 @@ class MessageHandlers:
 
     # --- calls between workers
 
-    def _on_find_agent(self, link: AgentLink, worker: int) -> None:
+    def _on_find_agent(self, link: AgentLink, worker: int, rank: int) -> None:
         """A worker of that agent calls a worker of another node: send the address of its agent, once it is ready.
         Before that, the call could arrive before the command that starts the worker."""
         remote = self._engine.workers.get(worker)
-        if remote is None:
-            link.send(("agent_found", worker, None))
+        if remote is None or rank >= len(remote.command.seats):
+            link.send(("agent_found", worker, rank, None))
             link.flush()
             return
         remote.callers.add(link)
-        remote.waiting_callers.append(link)
+        remote.waiting_callers.append((link, rank))
         self._send_agent_address(remote)
 
     def _send_agent_address(self, remote: RemoteWorker) -> None:
         """Send the address of the worker's agent to all agents that wait for it, if the worker is ready."""
-        if not any(0 in remote.ranks_by_agent[link] for link in remote.ready):
-            return
-        for caller in remote.waiting_callers:
-            caller.send(("agent_found", remote.number, caller.attach_object(remote.lead.peer)))
+        ready = {rank for link in remote.ready for rank in remote.ranks_by_agent[link]}
+        waiting, remote.waiting_callers = remote.waiting_callers, []
+        for caller, rank in waiting:
+            if rank not in ready:
+                remote.waiting_callers.append((caller, rank))
+                continue
+            caller.send(("agent_found", remote.number, rank, caller.attach_object(remote.agent_of(rank).peer)))
             caller.flush()
-        remote.waiting_callers.clear()
 
 
 _FIX_BLOCK = "write the dataset to files on shared storage, and read those: dataset.write_parquet(...)"

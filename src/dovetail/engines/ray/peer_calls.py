@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import CallOptions, WorkerLostError
 from dovetail.engines.ray.protocol import SizedOp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dovetail.engines.local.engine import LocalEngine
     from dovetail.engines.ray.protocol import Op
@@ -39,10 +39,10 @@ class PeerCalls:
         self._session = session
         self._send_to_driver = send
         self._sending = ThreadPoolExecutor(SENDER_THREADS, "call")
-        self._addresses: dict[int, PeerAddress] = {}
-        """Worker of another agent -> address of that agent."""
-        self._lookups: dict[int, list[Op]] = {}
-        """Worker of an unknown agent -> calls that wait for its address."""
+        self._addresses: dict[tuple[int, int], PeerAddress] = {}
+        """Worker of another agent and rank -> address of that agent."""
+        self._lookups: dict[tuple[int, int], list[Op]] = {}
+        """Worker of an unknown agent and rank -> calls that wait for its address."""
         self._calls: dict[int, tuple[Any, int, int]] = {}
         """Number of a call -> calling process, its number of the call, called worker."""
         self._numbers = count(1)
@@ -58,34 +58,39 @@ class PeerCalls:
 
     # --- calls of this agent's workers
 
-    def call(self, token: Any, number: int, worker: int, hosted: str, method: str, body: bytes) -> None:
+    def call(self, token: Any, number: int, worker: int, hosted: str, method: str, body: bytes, rank: int) -> None:
         """Call a worker of another agent, for a worker of this one."""
         mine = next(self._numbers)
         self._calls[mine] = token, number, worker
-        call = (mine, worker, hosted, method, body)
-        if worker in self._addresses:
-            self._send(self._addresses[worker], call)
+        call = (mine, worker, hosted, method, body, rank)
+        key = worker, rank
+        if key in self._addresses:
+            self._send(self._addresses[key], call)
             return
-        if worker not in self._lookups:
-            self._send_to_driver([SizedOp(("find_agent", worker))])
-        self._lookups.setdefault(worker, []).append(call)
+        if key not in self._lookups:
+            self._send_to_driver([SizedOp(("find_agent", worker, rank))])
+        self._lookups.setdefault(key, []).append(call)
 
-    def on_peer_found(self, worker: int, peer: PeerAddress | None) -> None:
-        calls = self._lookups.pop(worker, [])
+    def on_peer_found(self, worker: int, rank: int, peer: PeerAddress | None) -> None:
+        calls = self._lookups.pop((worker, rank), [])
         if peer is None:
-            self.on_worker_gone(worker)
+            self._end_calls(call[0] for call in calls)
             return
-        self._addresses[worker] = peer
+        self._addresses[worker, rank] = peer
         for call in calls:
             self._send(peer, call)
 
     def on_worker_gone(self, worker: int) -> None:
         """The worker is lost: end all calls to it."""
-        self._addresses.pop(worker, None)
-        self._lookups.pop(worker, None)
-        why = pickle.dumps(WorkerLostError(f"worker {worker} is gone"))
-        for mine in [mine for mine, (_, _, called) in self._calls.items() if called == worker]:
-            self.on_answer(mine, False, why)
+        for known in (self._addresses, self._lookups):
+            for key in [key for key in known if key[0] == worker]:
+                del known[key]
+        self._end_calls([mine for mine, (_, _, called) in self._calls.items() if called == worker])
+
+    def _end_calls(self, numbers: Iterable[int]) -> None:
+        for mine in numbers:
+            worker = self._calls[mine][2]
+            self.on_answer(mine, False, pickle.dumps(WorkerLostError(f"worker {worker} is gone")))
 
     def on_answer(self, mine: int, fine: bool, body: bytes) -> None:
         token, number, _ = self._calls.pop(mine, (None, 0, 0))
@@ -112,13 +117,15 @@ class PeerCalls:
                 following += 1
             self._received[session] = following
 
-    def _call_worker(self, back: PeerAddress, theirs: int, worker: int, hosted: str, method: str, body: bytes) -> None:
+    def _call_worker(
+        self, back: PeerAddress, theirs: int, worker: int, hosted: str, method: str, body: bytes, rank: int
+    ) -> None:
         def answer(future: Any) -> None:
             agent, session = back
             with suppress(RuntimeError):  # the session closes
                 self._sending.submit(agent.on_peer_answer.remote, session, theirs, *future.result())
 
-        self._engine.call_pickled(worker, hosted, method, body).add_done_callback(answer)
+        self._engine.call_pickled(worker, hosted, method, body, CallOptions(rank)).add_done_callback(answer)
 
     def on_peer_answer(self, mine: int, fine: bool, body: bytes) -> None:
         self.enqueue(("answered", mine, fine, body))

@@ -65,8 +65,8 @@ class RemoteWorker:
         self.pids: dict[AgentLink, tuple[int, ...]] = {}
         self.callers: set[AgentLink] = set()
         """Agents whose workers call this one."""
-        self.waiting_callers: list[AgentLink] = []
-        """Those that asked for its agent before it was ready."""
+        self.waiting_callers: list[tuple[AgentLink, int]] = []
+        """Those that asked for the agent of a rank before it was ready."""
 
     @property
     def name(self) -> str:
