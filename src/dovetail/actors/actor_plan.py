@@ -62,13 +62,13 @@ class ActorPlan:
         return {role.name: counts[role.name] for role in self.roles}
 
     def nodes_of(self, role: str) -> dict[str, int]:
-        """Node -> instances of the role that have at least one rank there."""
+        """Node -> instances of the role that have at least one rank there, in the order of the cluster."""
         found: Counter[str] = Counter()
         for process in self.processes:
             count = sum(name == role for name, _ in process.instances)
             if count:
                 found.update(dict.fromkeys(dict.fromkeys(seat.node for seat in process.seats), count))
-        return dict(found)
+        return {node.name: found[node.name] for node in self.cluster.nodes if node.name in found}
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -309,11 +309,13 @@ def _gpu_node_warnings(placed: Sequence[PlacedBundle], ledger: Ledger) -> Iterat
 # --- text
 
 
-def nodes_text(nodes: Mapping[str, int]) -> str:
-    """Node -> instances, as people read it; nodes that follow each other and have the same number in one entry."""
+def nodes_text(plan: ActorPlan, role: str) -> str:
+    """Nodes of a role and the instances on each; neighbours with the same number in one entry: node-0 to node-7 x4."""
+    position = {node.name: number for number, node in enumerate(plan.cluster.nodes)}
     runs: list[tuple[list[str], int]] = []
-    for name, count in nodes.items():
-        if runs and runs[-1][1] == count:
+    for name, count in plan.nodes_of(role).items():
+        follows = bool(runs) and runs[-1][1] == count and position[runs[-1][0][-1]] + 1 == position[name]
+        if follows:
             runs[-1][0].append(name)
         else:
             runs.append(([name], count))
@@ -323,7 +325,7 @@ def nodes_text(nodes: Mapping[str, int]) -> str:
 
 
 def _run_text(names: Sequence[str], count: int) -> str:
-    nodes = names[0] if len(names) == 1 else ", ".join(names) if len(names) == 2 else f"{names[0]} to {names[-1]}"
+    nodes = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     return nodes if count == 1 else f"{nodes} x{count}"
 
 
@@ -337,7 +339,7 @@ def _plan_lines(plan: ActorPlan) -> Iterator[str]:
     for role in plan.roles:
         together = role.colocation
         where = f" in {together.group}" if together is not None else ""
-        nodes = nodes_text(plan.nodes_of(role.name))
+        nodes = nodes_text(plan, role.name)
         rows.append(
             [role.name, f"{role.shape.describe()}{where}", nodes, str(plan.workers[role.name]), str(role.slots)]
         )

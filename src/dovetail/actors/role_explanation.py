@@ -38,7 +38,7 @@ def _rows(plan: ActorPlan, role: Role, pools: Mapping[str, Pool]) -> Iterator[tu
         yield "together", f"on one node: {members}"
     if role.pool is not None:
         yield "pool", f"{role.pool}: {_pool_text(pools[role.pool])}"
-    yield "nodes", nodes_text(plan.nodes_of(role.name))
+    yield "nodes", nodes_text(plan, role.name)
     yield from _placement_rows(role)
     if role.after:
         yield "starts", f"after {', '.join(role.after)}"

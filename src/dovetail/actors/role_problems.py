@@ -188,10 +188,8 @@ def _deadlock_problems(roles: Sequence[tuple[int, Role]]) -> Iterator[Located]:
         reported.add(frozenset(cycle))
         message = f"calls of {role.name!r} can wait for themselves: {' -> '.join([*cycle, role.name])}"
         evidence = (f"{role.name!r} executes one call at a time (slots=1), and its calls lead back to it",)
-        fixes = (
-            Change({"slots": 2}),
-            Change({"calls": [name for name in role.calls if name != cycle[1 % len(cycle)]]}),
-        )
+        others = [name for name in role.calls if name != cycle[1 % len(cycle)]]
+        fixes = (Change({"slots": 2}), Change({"calls": others or UNSET}))
         yield ("roles", number, "calls"), Problem(DEADLOCK, message, evidence, fixes, subject=_role(role))
 
 
