@@ -38,6 +38,11 @@ class ProcessTemplate:
     def shape(self) -> Shape:
         return self.resources.shape(self.ranks)
 
+    @property
+    def unit(self) -> str:
+        """Its roles, joined: unique in the system, as a group may have the name of a role."""
+        return "+".join(sorted(role for role, _ in self.instances))
+
 
 @dataclass(frozen=True)
 class Bundle:

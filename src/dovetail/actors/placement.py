@@ -111,6 +111,13 @@ class BundlePlacer:
             self._count(placed)
         return placed
 
+    def adopt(self, placed: PlacedBundle) -> None:
+        """Take the seats of a bundle that is placed already."""
+        for process in placed.seats:
+            for seat in process:
+                self.ledger.take(seat)
+        self._count(placed)
+
     def _is_free_to_choose(self, bundle: Bundle) -> bool:
         """Whether only resources decide about the node."""
         is_single = len(bundle.processes) == 1 and bundle.processes[0][1] == 1

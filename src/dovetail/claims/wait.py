@@ -150,20 +150,23 @@ def wait_for_claim(
     *,
     say: Callable[[str], None],
     no_wait: bool = False,
+    timeout_s: float | None = None,
     stop: threading.Event | None = None,
     settle_s: float = SETTLE_S,
     foreign_holders: Callable[[], tuple[str, ...]] = tuple,
     is_obsolete: Callable[[Wait], bool] = lambda _: False,
 ) -> Grant | None:
     """Return when the run may begin; None if `stop` was set before, or if the request `is_obsolete`. With `no_wait`,
-    raise an InfeasibleError that names the holders. A run that does not begin leaves no row. `foreign_holders`:
+    or after `timeout_s`, raise an InfeasibleError that names the holders. A run that does not begin leaves no row. `foreign_holders`:
     names of programs other than Dovetail."""
     reporter = _WaitReporter(store, need, say, foreign_holders)
     could_begin: float | None = None
     grant: Grant | None = None
+    end = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         while grant is None and not (stop is not None and stop.is_set()):
             now = time.monotonic()
+            no_wait = no_wait or (end is not None and now >= end)
             accept_minimum = no_wait or (could_begin is not None and now >= could_begin + settle_s)
             answer = store.request(about, need, ideal, accept_minimum=accept_minimum)
             if isinstance(answer, Grant):
@@ -178,7 +181,7 @@ def wait_for_claim(
             else:
                 could_begin = None
                 reporter.report(answer, now)
-                _wait_for_change(store, stop, now + RETRY_S)
+                _wait_for_change(store, stop, now + RETRY_S if end is None else min(now + RETRY_S, end))
         return grant
     finally:
         if grant is None:

@@ -38,6 +38,8 @@ class StartWorker:
     worker: int
     seats: Seats
     hosted: tuple[HostedObject, ...]
+    context: bytes = b""
+    """Data for the objects of this worker alone, as `Worker.context`; engines do not open it."""
 
 
 @dataclass(slots=True)

@@ -67,6 +67,14 @@ class Worker:
     cpus: float = 1.0
     memory_bytes: int = 0
     """Requested memory; 0: not specified."""
+    index: int = 0
+    """Of an actor: the index of this instance of its role."""
+    incarnation: int = 1
+    """Of an actor: 1, and one more after every restart."""
+    actors: Any = None
+    """Of an actor: handles of the roles of its system, by name."""
+    context: bytes = b""
+    """See `StartWorker.context`."""
     caller: Callable[..., Future[Any]] | None = None
     """Sends calls to other workers (worker, rank, hosted, method, arguments); set by the engine."""
 

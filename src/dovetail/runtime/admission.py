@@ -76,8 +76,16 @@ class Admission:
                 print_stderr(f"cannot release the claim of run {grant.owner.name}: {error.problems[0].message}")
 
 
-def admit(run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, wait: bool) -> Admission:
-    """Waits for resources, and prints who holds them; without `wait` it raises an InfeasibleError.
+def admit(
+    run: str,
+    alone: Plan,
+    planned: Callable[[Cluster], Plan] | None,
+    *,
+    wait: bool,
+    timeout_s: float | None = None,
+) -> Admission:
+    """Waits for resources, and prints who holds them; without `wait`, or after `timeout_s`, it raises an
+    InfeasibleError.
 
     `alone` is the plan for an empty machine; `planned` plans for what others leave free (without it, the controller
     avoids the seats of others at run time). Runs share a machine, or a cluster with the same spec.
@@ -89,7 +97,13 @@ def admit(run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, w
     machine = host if [node.name for node in cluster.nodes] == [host] else cluster.spec(exact=False)
     book = MachineClaimStore(home_folder() / LEDGER_FILE, machine, cluster)
     grant = wait_for_claim(
-        book, ClaimRequest(run), min_seats(alone), max_seats(alone), say=print_stderr, no_wait=not wait
+        book,
+        ClaimRequest(run),
+        min_seats(alone),
+        max_seats(alone),
+        say=print_stderr,
+        no_wait=not wait,
+        timeout_s=timeout_s,
     )
     assert grant is not None, "wait_for_claim returns None only when it is stopped"
     try:

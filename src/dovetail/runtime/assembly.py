@@ -184,7 +184,8 @@ class AdmittedRun:
         recorder = self._recorder(items, controller, sinks, durable=durable)
         observers: list[Observer] = [recorder]
         undo.callback(_close_observers, observers, engine)
-        telemetry = DelayedTelemetry(engine, units, plan.cluster, recorder)
+        shapes = {unit.name: unit.plan.shape for unit in units}
+        telemetry = DelayedTelemetry(engine, shapes, plan.cluster, recorder)
         if profile_keys is not None:
             from dovetail.runtime.stage_profiles import ProfileObserver
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dovetail.observe.recorder import Recorder
     from dovetail.observe.telemetry import RequestedResources, Telemetry, WorkerProcesses
     from dovetail.resources.cluster import Cluster
-    from dovetail.streaming.settings import UnitSpec
+    from dovetail.resources.shape import Shape
 
 START_DELAY_S = 0.5
 
@@ -31,12 +31,13 @@ class DelayedTelemetry:
     """Telemetry that starts after `START_DELAY_S`."""
 
     def __init__(
-        self, engine: MeasurableEngine, units: tuple[UnitSpec, ...], cluster: Cluster, recorder: Recorder
+        self, engine: MeasurableEngine, shapes: Mapping[str, Shape], cluster: Cluster, recorder: Recorder
     ) -> None:
+        """`shapes`: unit -> what one of its workers requests."""
         self._engine = engine
         self._measured: ClusterMetrics | None = getattr(engine, "measured", None)
         self._units: Mapping[int, str] = {}
-        self._shapes = {unit.name: unit.plan.shape for unit in units}
+        self._shapes = shapes
         self._real_cards = any(card.uuid for node in cluster.nodes for card in node.gpus)
         self._recorder = recorder
         self._telemetry: Telemetry | None = None
@@ -59,6 +60,11 @@ class DelayedTelemetry:
         """Unit -> peak memory of one of its workers in bytes."""
         telemetry = self._telemetry
         return {} if telemetry is None else {name: use.peak_bytes for name, use in telemetry.units().items()}
+
+    def memory_of(self, worker: int) -> int | None:
+        """Host memory that a worker uses now, in bytes; None: not measured yet."""
+        use = None if self._telemetry is None else self._telemetry.latest().get(worker)
+        return None if use is None else use.uss_bytes
 
     def _start_telemetry(self) -> None:
         telemetry = self._create_telemetry()

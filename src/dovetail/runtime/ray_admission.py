@@ -63,14 +63,17 @@ def admit_on_ray(
     wait: bool,
     looks: NodeDiscovery,
     share: float | None = None,
+    timeout_s: float | None = None,
 ) -> Admission:
-    """Waits for resources, and prints who holds them; without `wait` it raises an InfeasibleError.
+    """Waits for resources, and prints who holds them; without `wait`, or after `timeout_s`, it raises an
+    InfeasibleError.
 
     `alone` is the plan for an empty cluster; `planned` plans for what others leave free. `share` is the maximum
     fraction of the cluster.
     """
     about = ClaimRequest(run, since=time.time())
-    return _RayAdmission(about, *plan_within_share(alone, planned, share), planned, wait, looks, share).acquire()
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    return _RayAdmission(about, *plan_within_share(alone, planned, share), planned, wait, looks, share, end).acquire()
 
 
 def plan_within_share(
@@ -115,6 +118,8 @@ class _RayAdmission:
     wait: bool
     discovery: NodeDiscovery
     share: float | None
+    wait_until: float | None = None
+    """When it stops waiting, as of time.monotonic(); None: never."""
     _need: Seats = ()
     """Requested seats, if there was no room for the minimum of `exclusive_plan`."""
     _silent_ids: dict[str, str] = field(default_factory=dict)
@@ -125,6 +130,8 @@ class _RayAdmission:
     def acquire(self) -> Admission:
         book = self._claim_store()
         while True:
+            timeout_s = None if self.wait_until is None else max(0.0, self.wait_until - time.monotonic())
+            self.wait = self.wait and timeout_s != 0.0
             if self._is_plan_outdated(book) and not self._replan_for(book.view.cluster):
                 self._pause_and_refresh(book)
                 continue
@@ -135,6 +142,7 @@ class _RayAdmission:
                 max_seats(self.exclusive_plan),
                 say=print_stderr,
                 no_wait=not self.wait,
+                timeout_s=timeout_s,
                 foreign_holders=partial(self._holders, others=True),
                 is_obsolete=partial(self._is_plan_outdated, book),
             )

@@ -19,13 +19,12 @@ from dovetail.runtime.run_handle import register_exit_handler
 from dovetail.scheduling.planner import plan_on_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dovetail.engines.ray.discovery import DiscoveredCluster
-    from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
     from dovetail.runtime.admission import Admission
-    from dovetail.runtime.sites import RunEngine, WorkerEnvironment
+    from dovetail.runtime.sites import HasRuntimeEnv, RunEngine, WorkerEnvironment
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import StreamOptions
 
@@ -73,10 +72,10 @@ class RaySite:
             raise ConfigError(Problem("DT402", message, fixes=fixes))
         return self._discovery.latest.cluster
 
-    def check_pipeline(self, pipeline: Pipeline) -> None:
+    def check_runtime_envs(self, parts: Iterable[HasRuntimeEnv]) -> None:
         from dovetail.engines.ray.agent_pool import runtime_env_problems
 
-        problems = [one for stage in pipeline.stages for one in runtime_env_problems(stage.name, stage.runtime_env)]
+        problems = [one for part in parts for one in runtime_env_problems(part.name, part.runtime_env)]
         if problems:
             raise ConfigError(problems)
 
@@ -88,11 +87,21 @@ class RaySite:
         planned = partial(plan_on_cluster, plan)  # its nodes may have left; spooled items belong to its units
         return planned(cluster), planned
 
-    def admit(self, run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, wait: bool) -> Admission:
+    def admit(
+        self,
+        run: str,
+        alone: Plan,
+        planned: Callable[[Cluster], Plan] | None,
+        *,
+        wait: bool,
+        timeout_s: float | None = None,
+    ) -> Admission:
         from dovetail.runtime.ray_admission import admit_on_ray
 
         with AUTO_INIT.disabled():
-            return admit_on_ray(run, alone, planned, wait=wait, looks=self._discovery, share=self._share)
+            return admit_on_ray(
+                run, alone, planned, wait=wait, looks=self._discovery, share=self._share, timeout_s=timeout_s
+            )
 
     def start_engine(self, admission: Admission, needs: WorkerEnvironment) -> RunEngine:
         from dovetail.engines.ray.agent_pool import RayRunContext

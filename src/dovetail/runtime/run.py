@@ -239,7 +239,7 @@ def _start_run(request: RunRequest) -> Run:
             check_sinks_apart_from_source(sinks, run_input.files())
         # 3. the site; after all checks, because it may start a Ray cluster
         site = site or request.open_site()
-        site.check_pipeline(pipeline)
+        site.check_runtime_envs(pipeline.stages)
         # 4. the plan
         kinds = (run_input.kind, sinks.kinds(pipeline))
         exclusive_plan, plan_for = _make_plan(request, site, kinds, resumed)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def run_with_observers(
     controller: Controller,
     engine: Engine,
-    data: DataPort,
+    data: DataPort | None,
     recorder: Recorder,
     observers: Sequence[Observer],
     *,

@@ -85,7 +85,7 @@ def serve(
     )
     with ExitStack() as undo:
         site = open_site(engine, share=None, env_from=())
-        site.check_pipeline(pipeline)
+        site.check_runtime_envs(pipeline.stages)
         exclusive_plan, plan_for = plan_on_site(site, pipeline, plan, site.cluster(cluster), STREAMING_MODE)
         launch = LaunchOptions(progress=False, pin_cpus=pin_cpus, what=SERVICE)
         about = describe_run(site, exclusive_plan, launch, ())

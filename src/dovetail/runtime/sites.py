@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import HostedObject
     from dovetail.control.payload import Segment
-    from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
     from dovetail.runtime.admission import Admission
     from dovetail.scheduling.plan import Plan
@@ -62,6 +61,16 @@ class WorkerEnvironment:
     """Folders that workers write results to."""
 
 
+class HasRuntimeEnv(Protocol):
+    """A stage or a role."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def runtime_env(self) -> Mapping[str, Any] | None: ...
+
+
 class Site(Protocol):
     engine: str
 
@@ -69,8 +78,8 @@ class Site(Protocol):
         """The cluster to plan for."""
         ...
 
-    def check_pipeline(self, pipeline: Pipeline) -> None:
-        """Raises ConfigError if the pipeline needs something that the site does not support."""
+    def check_runtime_envs(self, parts: Iterable[HasRuntimeEnv]) -> None:
+        """Raises ConfigError if stages or roles need something that the site does not support."""
         ...
 
     def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, PlanFactory | None]:
@@ -78,7 +87,11 @@ class Site(Protocol):
         plan of a resumed run; otherwise the user passed it."""
         ...
 
-    def admit(self, run: str, alone: Plan, planned: PlanFactory | None, *, wait: bool) -> Admission: ...
+    def admit(
+        self, run: str, alone: Plan, planned: PlanFactory | None, *, wait: bool, timeout_s: float | None = None
+    ) -> Admission:
+        """`timeout_s`: limit for waiting; None: no limit."""
+        ...
 
     def start_engine(self, admission: Admission, needs: WorkerEnvironment) -> RunEngine: ...
 
@@ -95,22 +108,25 @@ class LocalSite:
     def cluster(self, asked: Cluster | str) -> Cluster | str:
         return asked
 
-    def check_pipeline(self, pipeline: Pipeline) -> None:
-        if not any(stage.runtime_env for stage in pipeline.stages):
+    def check_runtime_envs(self, parts: Iterable[HasRuntimeEnv]) -> None:
+        given = [part for part in parts if part.runtime_env]
+        if not given:
             return
         from dovetail.engines.runtime_env import local_problems  # late: few pipelines need it
 
-        problems = [one for stage in pipeline.stages for one in local_problems(stage.name, stage.runtime_env)]
+        problems = [one for part in given for one in local_problems(part.name, part.runtime_env)]
         if problems:
             raise ConfigError(problems)
 
     def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, PlanFactory | None]:  # noqa: ARG002 - part of the interface
         return plan, None
 
-    def admit(self, run: str, alone: Plan, planned: PlanFactory | None, *, wait: bool) -> Admission:
+    def admit(
+        self, run: str, alone: Plan, planned: PlanFactory | None, *, wait: bool, timeout_s: float | None = None
+    ) -> Admission:
         from dovetail.runtime.admission import admit
 
-        return admit(run, alone, planned, wait=wait)
+        return admit(run, alone, planned, wait=wait, timeout_s=timeout_s)
 
     def start_engine(self, admission: Admission, needs: WorkerEnvironment) -> RunEngine:
         from dovetail.engines.local.engine import LocalEngine

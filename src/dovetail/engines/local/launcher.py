@@ -112,6 +112,7 @@ class WorkerLauncher:
                 self._spill,
                 WORKER_POOL_BYTES,
                 self._next_cpus(seat.cpu_milli),
+                command.context,
             )
             child.ranks.append(
                 self._launch_process(child, rank, spec, variables, server, next(numbers), needs_fresh_interpreter(own))

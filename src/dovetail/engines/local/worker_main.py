@@ -191,6 +191,7 @@ class WorkerProcess:
             gpus=spec.gpus,
             cpus=spec.seat.cpu_milli / 1000,
             memory_bytes=spec.seat.memory_bytes,
+            context=spec.context,
             caller=self.call,
         )
 

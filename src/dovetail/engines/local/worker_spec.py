@@ -57,6 +57,8 @@ class WorkerSpec(NamedTuple):
     """Maximum shared memory that a worker keeps for reuse."""
     cpus: tuple[int, ...] = ()
     """CPUs to bind the process to; empty: not bound."""
+    context: bytes = b""
+    """See `StartWorker.context`."""
 
     def part_name(self) -> str:
         """A file name that no other process has ever used, not even one of an earlier session of the run."""

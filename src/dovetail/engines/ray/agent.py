@@ -268,8 +268,9 @@ class AgentSession:
         names: tuple[str, ...],
         ranks: tuple[int, ...],
         rendezvous: tuple[str, int] | None,
+        context: bytes,
     ) -> None:
-        command = StartWorker(worker, seats, tuple(self._units[name] for name in names))
+        command = StartWorker(worker, seats, tuple(self._units[name] for name in names), context)
         if len(ranks) == len(seats):
             self._engine.submit([command])
         else:

@@ -1,0 +1,329 @@
+"""Routing of calls to instances: where each goes, what waits for a restart, and what is called again.
+
+The driver and every worker have a router; `send` is the call of the engine or of the worker. A worker has another
+number after every restart, so the results of an earlier incarnation never arrive as those of a later one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from threading import RLock, Timer
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from dovetail.actors.directory import InstanceState, instance_name
+from dovetail.control.engine import WorkerLostError
+from dovetail.errors import ActorLostError, CallTimeoutError, Problem, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from dovetail.actors.directory import Directory, InstanceAddress, RoleEntry
+
+LOST, LATE = "DT520", "DT521"
+
+
+class SendCall(Protocol):
+    def __call__(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]: ...
+
+
+class CallSettings(NamedTuple):
+    """Settings of calls: `handle.options(...)`."""
+
+    deadline_s: float | None = None
+    retries: int = 0
+    """Times that an idempotent method is called again after its instance died."""
+
+
+class CallFuture(Future[Any]):
+    """Result of a call. `await` it in a coroutine, or wait with `result()`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Future[Any] | None = None
+        """The call at the engine; None: it waits for its instance."""
+
+    def cancel(self) -> bool:
+        """Cancel the call: one that has not begun never runs; the result of a running one is dropped."""
+        if not super().cancel():
+            return self.cancelled()
+        if self.sent is not None:
+            self.sent.cancel()
+        return True
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self).__await__()
+
+
+class CallFutures:
+    """Results of the same call to several instances, in the order of the instances."""
+
+    def __init__(self, futures: Sequence[CallFuture]) -> None:
+        self._futures = tuple(futures)
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """All results; raises the first error. `timeout` is for all of them together."""
+        end = None if timeout is None else time.monotonic() + timeout
+        return [
+            future.result(None if end is None else max(0.0, end - time.monotonic())) for future in self._futures
+        ]
+
+    def done(self) -> bool:
+        return all(future.done() for future in self._futures)
+
+    def cancel(self) -> None:
+        for future in self._futures:
+            future.cancel()
+
+    def __iter__(self) -> Any:
+        return iter(self._futures)
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def __getitem__(self, position: int) -> CallFuture:
+        return self._futures[position]
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        async def wait() -> list[Any]:
+            return [await future for future in self._futures]
+
+        return wait().__await__()
+
+
+class Call:
+    """One call on its way."""
+
+    __slots__ = ("args", "choose", "deadline_at", "future", "index", "lost_worker", "method", "named", "rank", "retries", "role", "timer")
+
+    def __init__(
+        self,
+        role: str,
+        index: int,
+        rank: int,
+        method: str,
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        settings: CallSettings,
+        choose: Callable[[], int] | None = None,
+    ) -> None:
+        """`choose` selects another instance for a repeated call; None: always the same."""
+        self.role, self.index, self.rank, self.method = role, index, rank, method
+        self.args, self.named, self.choose = args, named, choose
+        self.deadline_at = None if settings.deadline_s is None else time.monotonic() + settings.deadline_s
+        self.retries = settings.retries
+        self.future = CallFuture()
+        self.lost_worker = -1
+        """The worker that was lost with the call, or before it was sent."""
+        self.timer: Timer | None = None
+
+    def finish(self, value: Any) -> None:
+        self._forget_timer()
+        with suppress(InvalidStateError):  # cancelled
+            self.future.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        self._forget_timer()
+        with suppress(InvalidStateError):  # cancelled
+            self.future.set_exception(error)
+
+    def _forget_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class InstanceCalls:
+    """Calls to one instance."""
+
+    __slots__ = ("lock", "outstanding", "waiting")
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        """Held while a call is sent, so that calls arrive in the order made."""
+        self.waiting: deque[Call] = deque()
+        self.outstanding = 0
+
+
+class CallRouter:
+    """Thread: any."""
+
+    def __init__(self, send: SendCall, directory: Directory) -> None:
+        self._send = send
+        self._directory = directory
+        self._calls: dict[tuple[str, int], InstanceCalls] = {}
+        self._turns: dict[str, int] = {}
+        self._closed_reason = ""
+
+    # --- directory
+
+    def entry(self, role: str) -> RoleEntry:
+        return self._directory.roles[role]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(self._directory.roles)
+
+    def address(self, role: str, index: int) -> InstanceAddress:
+        """IndexError if there never was such an instance."""
+        return self._directory.roles[role].instances[index]
+
+    def update(self, directory: Directory) -> None:
+        """Use a newer directory: calls that waited for an instance are sent, or fail if it is dead."""
+        if directory.version <= self._directory.version:
+            return
+        self._directory = directory
+        self.send_waiting()
+
+    def send_waiting(self) -> None:
+        for calls in list(self._calls.values()):
+            if calls.waiting:
+                with calls.lock:
+                    waiting, calls.waiting = calls.waiting, deque()
+                    for call in waiting:
+                        self._dispatch(call, calls)
+
+    def close(self, reason: str) -> None:
+        """Accept no more calls; those that wait fail."""
+        self._closed_reason = reason
+        for calls in list(self._calls.values()):
+            with calls.lock:
+                waiting, calls.waiting = calls.waiting, deque()
+            for call in waiting:
+                call.fail(self._lost_error(call, reason))
+
+    # --- choice of an instance
+
+    def indices(self, role: str) -> list[int]:
+        """Instances that are part of the system; a dead one is, until it is removed."""
+        instances = self._directory.roles[role].instances
+        return [index for index, one in enumerate(instances) if one.hosted and one.state is not InstanceState.DRAINING]
+
+    def least_loaded(self, role: str) -> int:
+        instances = self._directory.roles[role].instances
+        turn = self._turns[role] = self._turns.get(role, -1) + 1
+        best, best_load = -1, (True, 0)
+        count = len(instances)
+        for offset in range(count):
+            index = (turn + offset) % count
+            one = instances[index]
+            if not one.is_expected:
+                continue
+            calls = self._calls.get((role, index))
+            load = (one.worker is None, 0 if calls is None else calls.outstanding + len(calls.waiting))
+            if best < 0 or load < best_load:
+                best, best_load = index, load
+                if load == (False, 0):
+                    break
+        return best if best >= 0 else self._any_instance(role)
+
+    def next_in_turn(self, role: str) -> int:
+        instances = self._directory.roles[role].instances
+        for _ in instances:
+            turn = self._turns[role] = (self._turns.get(role, -1) + 1) % len(instances)
+            if instances[turn].is_expected:
+                return turn
+        return self._any_instance(role)
+
+    def _any_instance(self, role: str) -> int:
+        """All are dead: the error names one of them."""
+        return next(iter(self.indices(role)), 0)
+
+    def outstanding(self, role: str, index: int) -> int:
+        """Calls of this router that are not finished."""
+        calls = self._calls.get((role, index))
+        return 0 if calls is None else calls.outstanding + len(calls.waiting)
+
+    # --- calls
+
+    def submit(self, call: Call) -> CallFuture:
+        if call.deadline_at is not None:
+            call.timer = Timer(max(0.0, call.deadline_at - time.monotonic()), self._on_deadline, (call,))
+            call.timer.daemon = True
+            call.timer.start()
+        self._route(call)
+        return call.future
+
+    def _route(self, call: Call) -> None:
+        calls = self._calls.get((call.role, call.index))
+        if calls is None:
+            calls = self._calls.setdefault((call.role, call.index), InstanceCalls())
+        with calls.lock:
+            self._dispatch(call, calls)
+
+    def _dispatch(self, call: Call, calls: InstanceCalls) -> None:
+        """Send the call, or keep it until its instance is started. Hold the lock of the instance."""
+        if call.future.done():  # cancelled, or too late
+            return
+        address = self.address(call.role, call.index)
+        if self._closed_reason or not address.is_expected:
+            call.fail(self._lost_error(call, self._closed_reason or _state_text(address)))
+            return
+        if address.worker is None or address.worker == call.lost_worker or calls.waiting:
+            calls.waiting.append(call)
+            return
+        worker = address.worker
+        try:
+            sent = self._send_to(worker, address.hosted, call)
+        except Exception as error:  # arguments that cannot be pickled
+            call.fail(error)
+            return
+        if sent.done() and isinstance(sent.exception(), WorkerLostError):  # it was gone before: the call never ran
+            call.lost_worker = worker
+            calls.waiting.append(call)
+            return
+        call.future.sent = sent
+        calls.outstanding += 1
+        sent.add_done_callback(lambda done: self._on_done(call, calls, worker, done))
+
+    def _send_to(self, worker: int, hosted: str, call: Call) -> Future[Any]:
+        return self._send(worker, hosted, call.method, *call.args, **call.named)
+
+    def _on_done(self, call: Call, calls: InstanceCalls, worker: int, sent: Future[Any]) -> None:
+        with calls.lock:
+            calls.outstanding -= 1
+        if sent.cancelled():
+            call.future.cancel()
+            return
+        error = sent.exception()
+        if error is None:
+            call.finish(sent.result())
+        elif isinstance(error, WorkerLostError):
+            self._on_lost(call, worker)
+        else:
+            call.fail(error)
+
+    def _on_lost(self, call: Call, worker: int) -> None:
+        """The instance died during the call: whether the method ran to its end is unknown."""
+        if call.retries > 0 and call.method in self.entry(call.role).methods.idempotent and not call.future.done():
+            call.retries -= 1
+            call.lost_worker = worker
+            if call.choose is not None:
+                call.index = call.choose()
+            self._route(call)
+            return
+        call.fail(self._lost_error(call, "died during the call"))
+
+    def _on_deadline(self, call: Call) -> None:
+        call.timer = None
+        sent = call.future.sent
+        address = self.address(call.role, call.index)
+        where = "was not answered" if sent is not None else f"was not sent ({_state_text(address)})"
+        name = instance_name(call.role, call.index)
+        problem = Problem(LATE, f"{name}.{call.method}() {where} before its deadline", subject=Subject("role", call.role))
+        call.fail(CallTimeoutError(problem))
+        if sent is not None:
+            sent.cancel()
+
+    def _lost_error(self, call: Call, reason: str) -> ActorLostError:
+        name = instance_name(call.role, call.index)
+        incarnation = self.address(call.role, call.index).incarnation
+        message = f"{name}, incarnation {incarnation}, {reason}: {call.method}()"
+        return ActorLostError(Problem(LOST, message, subject=Subject("role", call.role)))
+
+
+def _state_text(address: InstanceAddress) -> str:
+    return f"is {address.state.value}" + (f" ({address.reason})" if address.reason else "")

@@ -1,0 +1,103 @@
+"""Directory of an actor system: which worker hosts each instance at present, and which methods each role has.
+
+The driver and every worker have a copy. Workers import this module, so it imports little.
+"""
+
+from __future__ import annotations
+
+import inspect
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+IDEMPOTENT_MARK = "__dovetail_idempotent__"
+
+
+class InstanceState(Enum):
+    """State of an instance, and of a system as a whole."""
+
+    STARTING = "starting"
+    """Started, or about to be started or restarted; calls wait for it."""
+    READY = "ready"
+    DEGRADED = "degraded"
+    """Of an instance: its `health` reports a problem, or it does not answer. Of a system: some instances are not
+    ready."""
+    DRAINING = "draining"
+    """Finishes its calls, then stops."""
+    DEAD = "dead"
+    """Stopped, or lost without a restart."""
+
+
+class InstanceAddress(NamedTuple):
+    """Where calls to one instance go."""
+
+    state: InstanceState
+    worker: int | None
+    """The worker of its current incarnation; None: not started yet, waiting for its restart, or dead."""
+    hosted: str
+    """Name of the object in the worker."""
+    incarnation: int
+    reason: str = ""
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether calls may be sent, now or later."""
+        return self.state not in (InstanceState.DRAINING, InstanceState.DEAD)
+
+
+class RoleMethods(NamedTuple):
+    """Methods of the class of a role."""
+
+    names: frozenset[str] | None
+    """None: unknown, because the class is made by a function or cannot be imported by the driver."""
+    idempotent: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, target: object) -> RoleMethods:
+        """The methods of a class that callers may use."""
+        if not isinstance(target, type) or hasattr(target, "__getattr__"):
+            return cls(None)
+        found = {name: inspect.getattr_static(target, name, None) for name in dir(target) if not name.startswith("_")}
+        names = frozenset(name for name, value in found.items() if callable(value) or isinstance(value, classmethod))
+        return cls(names, frozenset(name for name in names if is_idempotent(found[name])))
+
+
+def is_idempotent(method: object) -> bool:
+    return bool(getattr(method, IDEMPOTENT_MARK, False))
+
+
+class RoleEntry(NamedTuple):
+    """The instances of one role, by index."""
+
+    instances: tuple[InstanceAddress, ...]
+    methods: RoleMethods
+    ranks: int = 1
+
+
+class Directory(NamedTuple):
+    """The instances of all roles. A later version replaces an earlier one."""
+
+    version: int
+    roles: Mapping[str, RoleEntry]
+
+
+class WorkerContext(NamedTuple):
+    """What the objects of one worker know of their system (`StartWorker.context`, pickled)."""
+
+    system: str
+    instances: Mapping[str, tuple[str, int]]
+    """Name of a hosted object -> its role, and the index of the instance."""
+    incarnation: int
+    directory: Directory
+
+
+def instance_name(role: str, index: int) -> str:
+    return f"{role}[{index}]"
+
+
+def mark_idempotent(method: Any) -> Any:
+    """Mark a method that may be called again when its instance died during the call (`dt.idempotent`)."""
+    setattr(method, IDEMPOTENT_MARK, True)
+    return method

@@ -1,0 +1,201 @@
+"""The worker's side of an actor: makes the user's object, measures its calls, and gives it handles of other roles."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import time
+import traceback
+from collections import deque
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from dovetail.actors.directory import instance_name
+from dovetail.engines.object_loader import import_object
+from dovetail.engines.unit_executor import call_setup
+from dovetail.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dovetail.actors.call_router import CallRouter
+    from dovetail.actors.directory import WorkerContext
+    from dovetail.engines.worker_context import Worker
+
+LATENCIES_KEPT = 512
+RATE_WINDOW_S = 10.0
+
+
+class CallRecord:
+    """Calls of one instance: how many, how long, and which are running. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._running: dict[int, tuple[str, float]] = {}
+        self._next = 0
+        self._finished: deque[tuple[float, float]] = deque(maxlen=LATENCIES_KEPT)
+        """(end, seconds) of the last calls."""
+        self.calls = 0
+        self.failed = 0
+
+    def begin(self, method: str) -> int:
+        with self._lock:
+            self._next += 1
+            self._running[self._next] = method, time.monotonic()
+            return self._next
+
+    def end(self, number: int, *, failed: bool = False) -> None:
+        now = time.monotonic()
+        with self._lock:
+            _, began = self._running.pop(number)
+            self._finished.append((now, now - began))
+            self.calls += 1
+            self.failed += failed
+
+    def snapshot(self) -> dict[str, Any]:
+        now = time.monotonic()
+        with self._lock:
+            running = sorted(self._running.values(), key=lambda one: one[1])
+            recent = [one for one in self._finished if one[0] > now - RATE_WINDOW_S]
+            seconds = sorted(one[1] for one in self._finished)
+            full_s = now - self._finished[0][0] if len(recent) == LATENCIES_KEPT else RATE_WINDOW_S
+        return {
+            "calls": self.calls,
+            "failed": self.failed,
+            "running": [(method, now - began) for method, began in running[:3]],
+            "outstanding": len(running),
+            "rate": len(recent) / max(full_s, 1e-3),
+            "p50_s": _quantile(seconds, 0.5),
+            "p95_s": _quantile(seconds, 0.95),
+        }
+
+
+def _quantile(ordered: list[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+class HostedActor:
+    """Wraps the object of a role. Its methods are found by name and measured; names that begin with `_dovetail_` are
+    control calls, which do not wait for a slot."""
+
+    def __init__(self, cls: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Made by the driver and pickled; the rest is made by `setup`."""
+        self._make = cls
+        self._args, self._kwargs = args, kwargs
+        self._name = ""
+        self._actor: Any = None
+        self._record: CallRecord
+        self._router: CallRouter
+
+    async def setup(self, worker: Worker) -> None:
+        """The object is made here and not before, so that it can have `worker` in its own setup."""
+        context: WorkerContext = pickle.loads(worker.context)  # noqa: S301 - from our driver
+        role, worker.index = context.instances[worker.unit]
+        worker.incarnation = context.incarnation
+        self._name = f"{instance_name(role, worker.index)}, incarnation {worker.incarnation}"
+        self._connect(worker, context)
+        make = import_object(self._make, f"role {role!r}: cls=") if isinstance(self._make, str) else self._make
+        actor = self._actor = make(*self._args, **self._kwargs)
+        if not hasattr(actor, "worker"):
+            with suppress(AttributeError, TypeError):  # an object with slots
+                actor.worker = worker
+        setup = getattr(actor, "setup", None)
+        if callable(setup):
+            await _await_if_needed(call_setup(setup, worker))
+        on_restart = getattr(actor, "on_restart", None)
+        if worker.incarnation > 1 and callable(on_restart):
+            await _await_if_needed(on_restart())
+
+    def _connect(self, worker: Worker, context: WorkerContext) -> None:
+        from dovetail.actors.call_router import CallRouter
+        from dovetail.actors.handles import ActorHandles
+
+        self._record = CallRecord()
+        self._router = CallRouter(worker.call, context.directory)
+        worker.actors = ActorHandles(self._router)
+
+    async def teardown(self) -> None:
+        teardown = getattr(self._actor, "teardown", None)
+        if callable(teardown):
+            await _await_if_needed(teardown())
+
+    # --- calls
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        actor = self.__dict__["_actor"]
+        try:
+            method = getattr(actor, name)
+        except AttributeError:
+            known = [one for one in dir(actor) if not one.startswith("_")]
+            kind = type(actor).__name__
+            raise AttributeError(f"{kind} has no method {name!r}{did_you_mean(name, known)}") from None
+        found = self.__dict__[name] = self._measured(name, method)
+        return found
+
+    def _measured(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        record = self._record
+
+        def call(*args: Any, **named: Any) -> Any:
+            number = record.begin(name)
+            try:
+                value = method(*args, **named)
+            except BaseException as error:
+                record.end(number, failed=True)
+                self._add_notes(error)
+                raise
+            if inspect.isawaitable(value):
+                return finish(number, value)
+            record.end(number)
+            return value
+
+        async def finish(number: int, value: Any) -> Any:
+            try:
+                found = await value
+            except BaseException as error:
+                record.end(number, failed=True)
+                self._add_notes(error)
+                raise
+            record.end(number)
+            return found
+
+        async def call_async(*args: Any, **named: Any) -> Any:
+            return await finish(record.begin(name), method(*args, **named))
+
+        return call_async if inspect.iscoroutinefunction(method) else call
+
+    def _add_notes(self, error: BaseException) -> None:
+        with suppress(Exception):  # a user's exception can be anything
+            error.add_note(f"raised by {self._name}")
+            frames = traceback.format_exception(type(error), error, error.__traceback__)
+            error.add_note("remote traceback:\n" + "".join(frames).rstrip())
+
+    # --- control calls
+
+    def _dovetail_directory(self, pickled: bytes) -> None:
+        self._router.update(pickle.loads(pickled))  # noqa: S301 - from our driver
+
+    def _dovetail_status(self) -> dict[str, Any]:
+        """Figures of its calls, and what its `health` says."""
+        found = self._record.snapshot()
+        health = getattr(self._actor, "health", None)
+        if callable(health) and not inspect.iscoroutinefunction(health):
+            try:
+                found["health"] = _health_text(health())
+            except Exception as error:
+                found["health"] = f"{type(error).__name__}: {error}"
+        return found
+
+
+def _health_text(answer: object) -> str:
+    """Empty: healthy. `health` returns None or True if all is well; otherwise False, or a text that says what is not."""
+    if answer is None or answer is True:
+        return ""
+    return answer if isinstance(answer, str) else f"health() returned {answer!r}"
+
+
+async def _await_if_needed(made: Any) -> None:
+    if inspect.isawaitable(made):
+        await made

@@ -1,0 +1,83 @@
+"""Placement while a system runs: restarts after the loss of a node, more bundles, and what must be released for other
+runs. The planner is the one that made the plan (`placement.BundlePlacer`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dovetail.actors.placement import BundlePlacer, PlacedBundle
+from dovetail.resources.amounts import add_amounts, subtract_amounts, sum_seats
+from dovetail.resources.ledger import Ledger
+from dovetail.streaming.reserved_capacity import ReservedCapacity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dovetail.actors.colocation import Bundle
+    from dovetail.actors.role import Pool
+    from dovetail.resources.amounts import Amounts
+    from dovetail.resources.cluster import Cluster, Node
+    from dovetail.resources.seat import Seats
+
+
+class LivePlacement:
+    """The cluster as it is now, with the seats that other runs hold."""
+
+    def __init__(
+        self, bundles: Sequence[Bundle], pools: Mapping[str, Pool], cluster: Cluster, reserved: Seats = ()
+    ) -> None:
+        self._bundles, self._pools = bundles, pools
+        self.cluster = cluster
+        self._nodes = {node.name: node for node in cluster.nodes}
+        self._reserved = ReservedCapacity(reserved)
+
+    def reserve(self, seats: Seats) -> None:
+        """Other runs hold these seats, and no others."""
+        self._reserved = ReservedCapacity(seats)
+
+    def on_node_joined(self, node: Node) -> None:
+        self._nodes[node.name] = node
+        self.cluster = replace(self.cluster, nodes=tuple(self._nodes.values()))
+
+    def on_node_left(self, node: str) -> None:
+        self._nodes.pop(node, None)
+        if self._nodes:
+            self.cluster = replace(self.cluster, nodes=tuple(self._nodes.values()))
+
+    def has_nodes_of(self, seats: Seats) -> bool:
+        return all(seat.node in self._nodes for seat in seats)
+
+    def place(self, bundle: Bundle, placed: Sequence[PlacedBundle]) -> PlacedBundle | None:
+        """A place for one more bundle beside those that are placed; None if there is none."""
+        if not self._nodes:
+            return None
+        staying = [one for one in placed if all(map(self.has_nodes_of, one.seats))]
+        seats = [seat for one in staying for process in one.seats for seat in process]
+        others = [
+            seat for worker in self._reserved.external_workers(self.cluster, seats) for seat in worker.seats
+        ]
+        placer = BundlePlacer(Ledger(self.cluster, others), self._bundles, self._pools)
+        for one in staying:
+            placer.adopt(one)
+        return placer.place(bundle)
+
+    def bundles_to_release(self, placed: Mapping[int, PlacedBundle]) -> list[int]:
+        """Bundles above the minimum of their role that use what other runs hold by now; the last ones first."""
+        amounts = {
+            number: sum_seats(seat for process in one.seats for seat in process) for number, one in placed.items()
+        }
+        taken: Amounts = {}
+        for part in amounts.values():
+            taken = add_amounts(taken, part)
+        over = self._reserved.excess(self.cluster, taken)
+        counts = Counter(one.bundle.name for one in placed.values())
+        released = []
+        for number in sorted(placed, reverse=True):
+            bundle = placed[number].bundle
+            if counts[bundle.name] > bundle.low and not over.keys().isdisjoint(amounts[number]):
+                counts[bundle.name] -= 1
+                over = subtract_amounts(over, amounts[number])
+                released.append(number)
+        return released

@@ -1,0 +1,153 @@
+"""State of one process of an actor system over all of its incarnations, and the rules of its restarts."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from dovetail.actors.directory import InstanceAddress, InstanceState
+from dovetail.pipeline.durations import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.actors.colocation import ProcessTemplate
+    from dovetail.actors.role import Role
+    from dovetail.resources.seat import Seats
+
+MAX_BACKOFF_S = 60.0
+_S = InstanceState
+LEGAL_MOVES = frozenset(
+    {
+        (_S.STARTING, _S.STARTING),
+        (_S.STARTING, _S.READY),
+        (_S.STARTING, _S.DRAINING),
+        (_S.STARTING, _S.DEAD),
+        (_S.READY, _S.STARTING),
+        (_S.READY, _S.DRAINING),
+        (_S.READY, _S.DEAD),
+        (_S.DRAINING, _S.DEAD),
+    }
+)
+"""A process is not degraded itself: its instances are, by what their `health` reports."""
+
+
+class RestartRules(NamedTuple):
+    """Restart of one process: the strictest rules of its roles."""
+
+    policy: str
+    limit: int
+    window_s: float
+    backoff_s: float
+
+    @classmethod
+    def of(cls, roles: Sequence[Role]) -> RestartRules:
+        rules = [role.restart_rules for role in roles]
+        policies = {rule.policy for rule in rules}
+        policy = "fail" if "fail" in policies else "never" if "never" in policies else "always"
+        return cls(
+            policy,
+            min(rule.limit for rule in rules),
+            max(parse_duration(rule.window) for rule in rules),
+            max(parse_duration(rule.backoff) for rule in rules),
+        )
+
+
+@dataclass(eq=False)
+class ProcessState:
+    """One process of the plan, or one gang. Changed by its methods only."""
+
+    number: int
+    """Of the process; stays the same over restarts."""
+    bundle: int
+    """Number of the bundle that it was placed with."""
+    template: ProcessTemplate
+    instances: tuple[tuple[str, int], ...]
+    rules: RestartRules
+    level: int
+    seats: Seats
+    state: InstanceState = InstanceState.STARTING
+    reason: str = "not started yet"
+    since: float = 0.0
+    worker: int | None = None
+    incarnation: int = 0
+    restarts: int = 0
+    start_at: float | None = None
+    """When it is due to be started; None: not now."""
+    is_stopping: bool = False
+    """Whether its stop was sent."""
+    _recent_restarts: deque[float] = field(default_factory=deque)
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{role}[{index}]" for role, index in self.instances)
+
+    @property
+    def hosted_names(self) -> tuple[str, ...]:
+        """Name of each instance in the process: its role; of several instances of one role, with a number."""
+        count = dict(self.template.instances)
+        seen: dict[str, int] = {}
+        names = []
+        for role, _ in self.instances:
+            number = seen[role] = seen.get(role, -1) + 1
+            names.append(role if count[role] == 1 else f"{role}.{number}")
+        return tuple(names)
+
+    def address(self, position: int) -> InstanceAddress:
+        return InstanceAddress(self.state, self.worker, self.hosted_names[position], self.incarnation, self.reason)
+
+    def _move(self, now: float, state: InstanceState, reason: str) -> None:
+        assert (self.state, state) in LEGAL_MOVES, f"{self.name}: {self.state.value} -> {state.value}"
+        if self.state is not state:
+            self.since = now
+        self.state, self.reason = state, reason
+
+    # --- life
+
+    def start(self, now: float, worker: int) -> None:
+        self._move(now, InstanceState.STARTING, "starting")
+        self.since = now
+        self.worker, self.start_at = worker, None
+        self.incarnation += 1
+
+    def on_ready(self, now: float) -> None:
+        if self.state is InstanceState.STARTING:
+            self._move(now, InstanceState.READY, "")
+
+    def drain(self, now: float, reason: str) -> None:
+        """Take no more calls. A process that is waiting for its restart is dead at once."""
+        self.start_at = None
+        if self.worker is None:
+            self.end(now, reason)
+        elif self.state is not InstanceState.DRAINING:
+            self._move(now, InstanceState.DRAINING, reason)
+
+    def end(self, now: float, reason: str) -> None:
+        """The process is gone for good."""
+        self.worker = self.start_at = None
+        if self.state is not InstanceState.DEAD:
+            self._move(now, InstanceState.DEAD, reason)
+
+    def schedule_restart(self, now: float, reason: str) -> float | None:
+        """Wait for a restart; returns the wait in seconds, or None if the limit is reached: then it is dead."""
+        recent = self._recent_restarts
+        while recent and recent[0] <= now - self.rules.window_s:
+            recent.popleft()
+        if len(recent) >= self.rules.limit:
+            limit = f"{self.rules.limit} restarts within {self.rules.window_s:g} s"
+            self.end(now, f"{reason}; not restarted again after {limit}")
+            return None
+        wait_s = min(self.rules.backoff_s * 2 ** min(len(recent), 30), max(MAX_BACKOFF_S, self.rules.backoff_s))
+        recent.append(now)
+        self.restarts += 1
+        self.worker = None
+        self.start_at = now + wait_s
+        self._move(now, InstanceState.STARTING, f"restarts after {wait_s:g} s: {reason}")
+        self.since = now
+        return wait_s
+
+    def wait_for_room(self, now: float, retry_s: float, reason: str) -> None:
+        """There is no place for it at present: try again later."""
+        self.start_at = now + retry_s
+        self._move(now, InstanceState.STARTING, reason)
