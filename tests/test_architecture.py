@@ -31,6 +31,7 @@ PURE_ACTORS = (
     "role_explanation",
     "scaling",
 )
+PURE_ACTORS += ("directory", "process_state", "start_order", "live_placement", "system_controller", "claim_plan")
 PURE = (
     "errors.py",
     "text_format.py",

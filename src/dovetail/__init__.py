@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dovetail.actors.actor_plan import ActorPlan
     from dovetail.actors.actor_system import ActorSystem
+    from dovetail.actors.call_router import CallFuture, CallFutures
+    from dovetail.actors.directory import idempotent
+    from dovetail.actors.live_system import LiveSystem
     from dovetail.actors.role import Affinity, Pool, Restart, Role, Scale, Together
     from dovetail.backfill.failed_rows import RowError, RowFailed
     from dovetail.backfill.result import BackfillResult
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
         world_from_pipeline,
     )
     from dovetail.errors import (
+        ActorLostError,
+        CallTimeoutError,
         ClusterError,
         ConfigError,
         DovetailError,
@@ -60,10 +65,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_BY_NAME = {
+    "ActorLostError": "errors",
     "ActorPlan": "actors.actor_plan",
     "ActorSystem": "actors.actor_system",
     "Affinity": "actors.role",
     "BackfillResult": "backfill.result",
+    "CallFuture": "actors.call_router",
+    "CallFutures": "actors.call_router",
+    "CallTimeoutError": "errors",
     "CardShare": "resources.seat",
     "Cluster": "resources.cluster",
     "ClusterError": "errors",
@@ -77,6 +86,7 @@ _MODULE_BY_NAME = {
     "ItemFailed": "data.request_queue",
     "Ledger": "resources.ledger",
     "LedgerError": "errors",
+    "LiveSystem": "actors.live_system",
     "Lognormal": "engines.simulated.world",
     "LoseNode": "engines.simulated.world",
     "Node": "resources.cluster",
@@ -119,6 +129,7 @@ _MODULE_BY_NAME = {
     "World": "engines.simulated.world",
     "each": "pipeline.stage_function",
     "find_fit_problems": "scheduling.diagnose.feasibility",
+    "idempotent": "actors.directory",
     "plan": "scheduling.planner",
     "run": "runtime.run",
     "serve": "runtime.service",
@@ -131,10 +142,14 @@ _MODULE_BY_NAME = {
 }
 
 __all__ = [
+    "ActorLostError",
     "ActorPlan",
     "ActorSystem",
     "Affinity",
     "BackfillResult",
+    "CallFuture",
+    "CallFutures",
+    "CallTimeoutError",
     "CardShare",
     "Cluster",
     "ClusterError",
@@ -148,6 +163,7 @@ __all__ = [
     "ItemFailed",
     "Ledger",
     "LedgerError",
+    "LiveSystem",
     "Lognormal",
     "LoseNode",
     "Node",
@@ -190,6 +206,7 @@ __all__ = [
     "World",
     "each",
     "find_fit_problems",
+    "idempotent",
     "plan",
     "run",
     "serve",

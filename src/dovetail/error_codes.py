@@ -620,6 +620,23 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Declared calls lead back to a role that executes one call at a time: they can wait for themselves.",
         "Raise `slots` of a role in the cycle, or remove a call.",
     ),
+    (
+        "DT520",
+        1,
+        "An instance of an actor died during a call, or is dead or stopped.",
+        "See why in `live.status()` and in its log. Methods that may run twice: mark them with `@dt.idempotent` and "
+        "call them with `options(retries=2)`.",
+    ),
+    ("DT521", 1, "A call of an actor was not answered before its deadline.", "Raise the deadline, or the slots."),
+    (
+        "DT522",
+        1,
+        "An actor system did not start: an instance failed, or was not ready before the deadline. Nothing was left "
+        "running.",
+        "Correct the error that the message shows, or raise `deadline`.",
+    ),
+    ("DT523", 1, "A running actor system failed.", "Correct the error that the message shows."),
+    ("DT524", 2, "A role cannot have this number of instances.", "Use a number that the message allows."),
 )
 
 ERROR_CODES: dict[str, ErrorCode] = {

@@ -10,6 +10,8 @@ The tree, with the exit code of the command line:
     ├── InfeasibleError       3   the work is valid and does not fit on the cluster
     ├── EngineError           5   the engine cannot be started or reached
     ├── RunError              1   the work was started and failed
+    │   ├── ActorLostError    1   an actor died during a call, or is dead
+    │   └── CallTimeoutError  1   a call of an actor was not answered in time
     └── LedgerError           1   a seat was taken twice, or returned without having been taken
 
 An error carries one or more `Problem`s, so that users can fix all of them at once. A code is stable: DT0xx is about
@@ -40,8 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNSET",
+    "ActorLostError",
     "AddNodes",
     "Call",
+    "CallTimeoutError",
     "Change",
     "ClusterError",
     "ConfigError",
@@ -396,6 +400,14 @@ class RunError(DovetailError):
     """The work was started and failed."""
 
     exit_code = 1
+
+
+class ActorLostError(RunError):
+    """The instance of an actor that was called died during the call, or is dead."""
+
+
+class CallTimeoutError(RunError, TimeoutError):
+    """A call of an actor was not answered before its deadline."""
 
 
 class LedgerError(DovetailError):

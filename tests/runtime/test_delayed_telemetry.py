@@ -49,11 +49,9 @@ class Far(Engine):
 def measured_by(engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, also: Any = lambda: None) -> RunHistory:
     """A run that lasts until the unit has advice: it uses more memory than it asked for."""
     monkeypatch.setattr(delayed_telemetry, "START_DELAY_S", 0.0)
-    work: Any = SimpleNamespace(
-        name="a", plan=SimpleNamespace(shape=SimpleNamespace(cpu_milli=100_000, memory_bytes=MB, ranks=1))
-    )
+    shapes: Any = {"a": SimpleNamespace(cpu_milli=100_000, memory_bytes=MB, ranks=1)}
     written = recorder(path)
-    one = DelayedTelemetry(engine, (work,), Cluster.of("1x(4cpu)"), written)
+    one = DelayedTelemetry(engine, shapes, Cluster.of("1x(4cpu)"), written)
     one.start()
     now = [0.0]
 

@@ -14,11 +14,12 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.sizes import format_milli
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from dovetail.actors.actor_plan import ActorPlan
     from dovetail.actors.colocation import Bundle
+    from dovetail.actors.live_system import LiveSystem
     from dovetail.actors.role import Pool, Role
     from dovetail.errors import Problem
 
@@ -34,7 +35,7 @@ class ActorSystem:
         if problems:
             raise ConfigError(problems)
         self.roles: tuple[Role, ...] = tuple(complete_role(role, self.pools) for role in given)
-        self._bundles: tuple[Bundle, ...] = tuple(make_bundles(self.roles, self.pools)[0])
+        self.bundles: tuple[Bundle, ...] = tuple(make_bundles(self.roles, self.pools)[0])
 
     @classmethod
     def load(cls, path: str | Path) -> ActorSystem:
@@ -68,7 +69,7 @@ class ActorSystem:
 
     def plan_on(self, ledger: Ledger) -> ActorPlan:
         """The plan on what is free in a ledger, which contains its seats afterwards."""
-        return plan_bundles(self.name, self.roles, self._bundles, self.pools, ledger, self._colocation_lines())
+        return plan_bundles(self.name, self.roles, self.bundles, self.pools, ledger, self._colocation_lines())
 
     def validate(self, cluster: Cluster | str = "auto") -> list[Problem]:
         """Everything that is wrong on this cluster; an empty list if the system fits."""
@@ -78,10 +79,39 @@ class ActorSystem:
             return list(error.problems)
         return []
 
+    def launch(
+        self,
+        engine: str = "local",
+        cluster: Cluster | str = "auto",
+        *,
+        wait: bool = True,
+        deadline: float | str = "60s",
+        share: float | None = None,
+        env_from: Sequence[str] = (),
+        run_dir: str | Path | None = None,
+    ) -> LiveSystem:
+        """Start the system and return when all instances are ready.
+
+        Everything or nothing: if an instance cannot be started within `deadline`, all are stopped and the error says
+        why. `wait`: wait for resources that other runs hold, at most until the deadline. `share`: the maximum fraction
+        of a Ray cluster. `env_from`: variables of this process that all workers get."""
+        from dovetail.actors.launch import launch_system  # late: planning does not need it
+
+        return launch_system(
+            self,
+            engine,
+            cluster,
+            wait=wait,
+            deadline=deadline,
+            share=share,
+            env_from=env_from,
+            run_dir=run_dir,
+        )
+
     def _colocation_lines(self) -> list[str]:
         """What colocation in one process saves."""
         lines = []
-        for bundle in self._bundles:
+        for bundle in self.bundles:
             for template, _ in bundle.processes:
                 if len(template.instances) < 2:
                     continue

@@ -67,9 +67,7 @@ class CallFutures:
     def result(self, timeout: float | None = None) -> list[Any]:
         """All results; raises the first error. `timeout` is for all of them together."""
         end = None if timeout is None else time.monotonic() + timeout
-        return [
-            future.result(None if end is None else max(0.0, end - time.monotonic())) for future in self._futures
-        ]
+        return [future.result(None if end is None else max(0.0, end - time.monotonic())) for future in self._futures]
 
     def done(self) -> bool:
         return all(future.done() for future in self._futures)
@@ -97,7 +95,20 @@ class CallFutures:
 class Call:
     """One call on its way."""
 
-    __slots__ = ("args", "choose", "deadline_at", "future", "index", "lost_worker", "method", "named", "rank", "retries", "role", "timer")
+    __slots__ = (
+        "args",
+        "choose",
+        "deadline_at",
+        "future",
+        "index",
+        "lost_worker",
+        "method",
+        "named",
+        "rank",
+        "retries",
+        "role",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -188,7 +199,7 @@ class CallRouter:
 
     def close(self, reason: str) -> None:
         """Accept no more calls; those that wait fail."""
-        self._closed_reason = reason
+        self._closed_reason = self._closed_reason or reason
         for calls in list(self._calls.values()):
             with calls.lock:
                 waiting, calls.waiting = calls.waiting, deque()
@@ -313,7 +324,9 @@ class CallRouter:
         address = self.address(call.role, call.index)
         where = "was not answered" if sent is not None else f"was not sent ({_state_text(address)})"
         name = instance_name(call.role, call.index)
-        problem = Problem(LATE, f"{name}.{call.method}() {where} before its deadline", subject=Subject("role", call.role))
+        problem = Problem(
+            LATE, f"{name}.{call.method}() {where} before its deadline", subject=Subject("role", call.role)
+        )
         call.fail(CallTimeoutError(problem))
         if sent is not None:
             sent.cancel()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+T = TypeVar("T")
 IDEMPOTENT_MARK = "__dovetail_idempotent__"
 
 
@@ -97,7 +98,7 @@ def instance_name(role: str, index: int) -> str:
     return f"{role}[{index}]"
 
 
-def mark_idempotent(method: Any) -> Any:
-    """Mark a method that may be called again when its instance died during the call (`dt.idempotent`)."""
+def idempotent(method: T) -> T:
+    """Mark a method that may be called again when its instance died during the call."""
     setattr(method, IDEMPOTENT_MARK, True)
     return method

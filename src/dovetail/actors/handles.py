@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from hashlib import blake2b
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dovetail.actors.call_router import Call, CallFutures, CallSettings
@@ -118,12 +119,15 @@ class RoleHandle:
     # --- for the other handles
 
     def check_method(self, name: str) -> None:
-        """AttributeError, at the caller and at once, if the class has no such method."""
+        """AttributeError, at the caller and at once, if the class has no such method; ValueError if it is to be retried
+        and may not be."""
         if name.startswith("_"):
             raise AttributeError(f"{self.role}.{name}: names that begin with _ are not methods of a role")
         known = self._router.entry(self.role).methods.names
         if known is not None and name not in known:
             raise AttributeError(f"role {self.role!r} has no method {name!r}{did_you_mean(name, known)}")
+        if self._settings.retries and name not in self._router.entry(self.role).methods.idempotent:
+            raise ValueError(f"retries={self._settings.retries}: {self.role}.{name} is not marked with @dt.idempotent")
 
     def call(
         self,
@@ -171,7 +175,7 @@ def split_items(items: Sequence[Any], count: int, split: str | Splitter) -> list
     if split == "even":
         size, more = divmod(len(items), count) if count else (0, 0)
         starts = [number * size + min(number, more) for number in range(count + 1)]
-        return [items[start:stop] for start, stop in zip(starts, starts[1:], strict=False)]
+        return [items[start:stop] for start, stop in pairwise(starts)]
     raise ValueError(f"split={split!r} is not 'even', 'round_robin' or a function (items, n) -> n parts")
 
 
@@ -202,7 +206,7 @@ class Methods(_ByName):
 
 
 class InstanceHandle(_ByName):
-    """One instance: `live.trainer[0].step(batch)`. Of a gang, rank 0; `rank(1)` is another rank, `ranks` all of them."""
+    """One instance: `live.trainer[0].step(batch)`. Of a gang, rank 0; `rank(1)` is another rank, `ranks` are all."""
 
     def __init__(self, handle: RoleHandle, index: int, rank: int = 0) -> None:
         self._handle, self.index, self._rank = handle, index, rank

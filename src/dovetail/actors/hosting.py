@@ -190,10 +190,8 @@ class HostedActor:
 
 
 def _health_text(answer: object) -> str:
-    """Empty: healthy. `health` returns None or True if all is well; otherwise False, or a text that says what is not."""
-    if answer is None or answer is True:
-        return ""
-    return answer if isinstance(answer, str) else f"health() returned {answer!r}"
+    """Empty: healthy, unless `health` returns False or raises."""
+    return "health() returned False" if answer is False else ""
 
 
 async def _await_if_needed(made: Any) -> None:

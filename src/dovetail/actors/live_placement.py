@@ -55,9 +55,7 @@ class LivePlacement:
             return None
         staying = [one for one in placed if all(map(self.has_nodes_of, one.seats))]
         seats = [seat for one in staying for process in one.seats for seat in process]
-        others = [
-            seat for worker in self._reserved.external_workers(self.cluster, seats) for seat in worker.seats
-        ]
+        others = [seat for worker in self._reserved.external_workers(self.cluster, seats) for seat in worker.seats]
         placer = BundlePlacer(Ledger(self.cluster, others), self._bundles, self._pools)
         for one in staying:
             placer.adopt(one)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from dovetail.actors.role import Role
     from dovetail.resources.seat import Seats
 
-MAX_BACKOFF_S = 60.0
+MAX_BACKOFF_S, MAX_BACKOFF_FACTOR = 3.0, 6
+"""Doubling ends at the larger of these: `limit` is what ends a series of restarts."""
 _S = InstanceState
 LEGAL_MOVES = frozenset(
     {
@@ -138,7 +139,8 @@ class ProcessState:
             limit = f"{self.rules.limit} restarts within {self.rules.window_s:g} s"
             self.end(now, f"{reason}; not restarted again after {limit}")
             return None
-        wait_s = min(self.rules.backoff_s * 2 ** min(len(recent), 30), max(MAX_BACKOFF_S, self.rules.backoff_s))
+        first_s = self.rules.backoff_s
+        wait_s: float = min(first_s * 2 ** min(len(recent), 30), max(MAX_BACKOFF_S, MAX_BACKOFF_FACTOR * first_s))
         recent.append(now)
         self.restarts += 1
         self.worker = None

@@ -305,9 +305,9 @@ class ActorController:
     def _start_due(self, now: float) -> None:
         """Start processes that are due, where they were or, if their node is gone, elsewhere."""
         for process in list(self.processes):
-            if process.start_at is not None and process.start_at <= now:
-                if self._placement.has_nodes_of(process.seats) or self._place_again(now, process):
-                    self._start(now, process)
+            is_due = process.start_at is not None and process.start_at <= now
+            if is_due and (self._placement.has_nodes_of(process.seats) or self._place_again(now, process)):
+                self._start(now, process)
 
     def _start(self, now: float, process: ProcessState) -> None:
         process.start(now, next(self._worker_numbers))
@@ -315,8 +315,7 @@ class ActorController:
         self._by_worker[process.worker] = process
         self._is_directory_changed = True
         hosted = tuple(
-            self._hosted_as(role, name)
-            for (role, _), name in zip(process.instances, process.hosted_names, strict=True)
+            self._hosted_as(role, name) for (role, _), name in zip(process.instances, process.hosted_names, strict=True)
         )
         self._commands.append(StartWorker(process.worker, process.seats, hosted))
 
@@ -333,6 +332,7 @@ class ActorController:
         others = {number: one for number, one in self._placed_bundles().items() if number != process.bundle}
         found = self._placement.place(self._bundles[process.bundle], list(others.values()))
         if found is None:
+            self._is_directory_changed = True
             process.wait_for_room(now, ROOM_RETRY_S, f"no node has room for {process.template.shape.describe()}")
             return False
         for one, seats in zip(members, found.seats, strict=True):
@@ -372,7 +372,11 @@ class ActorController:
 
     def _remove_if_drained(self, process: ProcessState, *, drained: bool = False) -> None:
         """A process that was drained while the system runs is not part of it any more."""
-        if self.phase is SystemPhase.RUNNING and process.state is InstanceState.DEAD and (drained or process.is_stopping):
+        if (
+            self.phase is SystemPhase.RUNNING
+            and process.state is InstanceState.DEAD
+            and (drained or process.is_stopping)
+        ):
             self.processes.remove(process)
             if not self._processes_of(process.bundle):
                 del self._bundles[process.bundle]

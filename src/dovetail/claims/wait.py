@@ -157,8 +157,8 @@ def wait_for_claim(
     is_obsolete: Callable[[Wait], bool] = lambda _: False,
 ) -> Grant | None:
     """Return when the run may begin; None if `stop` was set before, or if the request `is_obsolete`. With `no_wait`,
-    or after `timeout_s`, raise an InfeasibleError that names the holders. A run that does not begin leaves no row. `foreign_holders`:
-    names of programs other than Dovetail."""
+    or after `timeout_s`, raise an InfeasibleError that names the holders. A run that does not begin leaves no row.
+    `foreign_holders`: names of programs other than Dovetail."""
     reporter = _WaitReporter(store, need, say, foreign_holders)
     could_begin: float | None = None
     grant: Grant | None = None

@@ -63,6 +63,10 @@ class ControlSocket:
         self._wake, self._woken = socket.socketpair()
         self._thread: Thread | None = None
 
+    def set_requests(self, requests: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]) -> None:
+        """Set the further commands. Call it before `start`."""
+        self._requests = dict(requests)
+
     def start(self) -> None:
         """Raises ConfigError if the socket of another live driver answers."""
         self._check_no_other_driver()

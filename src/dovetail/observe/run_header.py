@@ -23,9 +23,11 @@ UNSTARTED_KEY = "unstarted"
 """Key of run.json until the run has begun to write its results."""
 LOST_AFTER_S = 10.0
 KNOWN_STATUS = frozenset({"running", "finished", "drained", "failed", "cancelled"})
-RUN_KINDS = ("pipeline", "recipe", "backfill", "service")
+RUN_KINDS = ("pipeline", "recipe", "backfill", "service", "actors")
 RECIPE_FILE_KEY = "recipe_file"
 """Key of the file of a recipe in the headers of its runs."""
+ROLES_KEY = "roles"
+"""Key of the roles of an actor system in its header."""
 SERVICE = "dt.serve"
 """What started a service, as its header says."""
 
@@ -156,6 +158,8 @@ def run_kind(header: Mapping[str, Any]) -> str:
         return "backfill"
     if recorded.get(RECIPE_FILE_KEY):
         return "recipe"
+    if recorded.get(ROLES_KEY):
+        return "actors"
     return "service" if header.get("what") == SERVICE else "pipeline"
 
 

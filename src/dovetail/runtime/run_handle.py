@@ -11,7 +11,7 @@ import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event, Lock, Thread, current_thread, main_thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dovetail.control.events import CancelRun, Drain, FailureCause
 from dovetail.control.payload import SourceSinkError
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from dovetail.control.events import RunFailure
     from dovetail.data.iterator_sink import IteratorSink
     from dovetail.observe.history import HistoryReader
+    from dovetail.observe.run_folder import RunFolder
     from dovetail.observe.summary import RunSummary
     from dovetail.runtime.assembly import ActiveRun
+    from dovetail.runtime.sites import RunEngine
+    from dovetail.scheduling.plan import Plan
 
 MAX_TRACEBACK_LINES = 12
 EXIT_TIMEOUT_S = 10.0
@@ -39,16 +42,31 @@ NOT_STARTED_CODES = ("DT401", "DT405")
 """Errors before any work was done: nodes cannot read the source, or cannot write to the folder of the results."""
 
 
+class ActiveParts(Protocol):
+    """The parts of a run, a service or an actor system that its handle needs."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def folder(self) -> RunFolder: ...
+
+    @property
+    def engine(self) -> RunEngine: ...
+
+    def refresh_status(self) -> None: ...
+
+
 class RunHandle:
     """A run that is driven by its own thread; cancelled when the program ends."""
 
     _noun = "run"
     _exit_hint = ""
 
-    def __init__(self, active: ActiveRun) -> None:
+    def __init__(self, active: ActiveParts) -> None:
         self.plan = active.plan
         self.folder = active.folder.path
-        self._active = active
+        self._parts = active
         self._engine = active.engine
         self._over = Event()
         self._history: HistoryReader | None = None
@@ -115,7 +133,7 @@ class RunHandle:
     def stats(self) -> RunSummary:
         """Statistics so far; `print(run.stats)` shows them as a table."""
         if not self.done:
-            self._active.refresh_status()
+            self._parts.refresh_status()
         from dovetail.observe.history import HistoryReader  # late: not needed to start a run
         from dovetail.observe.summary import summarize_run
 
@@ -162,6 +180,7 @@ class Run(RunHandle):
         """`drive` runs the control loop; `failure` returns what the source or sink raised, or why the run failed;
         `files` is filled with the output files at the end; `place_of` returns where a source item is."""
         super().__init__(active)
+        self._active = active
         self._sink = sink
         self._drive_loop = drive
         self._failed = failure

@@ -163,6 +163,7 @@ class Service(RunHandle):
 
     def __init__(self, active: ActiveRun, source: RequestSource, sink: ResponseSink, limits: _Limits) -> None:
         super().__init__(active)
+        self._active = active
         self._source = source
         self._sink = sink
         self._limits = limits

@@ -1,0 +1,161 @@
+"""Launch of an actor system: plan, claim, run folder, engine and controller, as for a run. Everything or nothing."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dovetail.actors.call_router import CallRouter
+from dovetail.actors.claim_plan import planned_processes, to_claim_plan
+from dovetail.actors.directory import RoleMethods
+from dovetail.actors.hosting import HostedActor
+from dovetail.actors.live_system import (
+    ActiveSystem,
+    DirectoryPublisher,
+    HeartbeatMonitor,
+    LiveSystem,
+    SystemWatch,
+    requests,
+)
+from dovetail.actors.system_controller import ActorController, SystemDefinition
+from dovetail.actors.system_view import system_view, worker_views
+from dovetail.control.commands import HostedObject
+from dovetail.control.events import CancelRun, Drain
+from dovetail.engines.object_loader import import_object
+from dovetail.errors import InfeasibleError
+from dovetail.observe.control_socket import ControlSocket
+from dovetail.observe.recorder import Recorder
+from dovetail.observe.run_header import ROLES_KEY
+from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.stage_code import StageCode
+from dovetail.runtime.assembly import LaunchOptions, create_locked_run, describe_run
+from dovetail.runtime.delayed_telemetry import DelayedTelemetry
+from dovetail.runtime.sites import WorkerEnvironment, open_site
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dovetail.actors.actor_system import ActorSystem
+    from dovetail.actors.role import Role
+    from dovetail.resources.cluster import Cluster
+    from dovetail.runtime.admission import Admission
+    from dovetail.runtime.sites import RunEngine, Site
+    from dovetail.scheduling.plan import Plan
+
+WHAT = "dt.ActorSystem"
+
+
+def launch_system(
+    system: ActorSystem,
+    engine: str,
+    cluster: Cluster | str,
+    *,
+    wait: bool,
+    deadline: float | str,
+    share: float | None = None,
+    env_from: Sequence[str] = (),
+    run_dir: str | Path | None = None,
+    what: str = WHAT,
+) -> LiveSystem:
+    """See `ActorSystem.launch`."""
+    end = time.monotonic() + parse_duration(deadline)
+    with ExitStack() as undo:
+        site = open_site(engine, share=share, env_from=_env_from(system.roles, env_from))
+        site.check_runtime_envs(system.roles)
+        plan_for = partial(_claim_plan, system)
+        exclusive_plan = plan_for(site.cluster(cluster))
+        options = LaunchOptions(what=what, more={ROLES_KEY: {role.name: role.high for role in system.roles}})
+        about = describe_run(site, exclusive_plan, options, ())
+        folder, lock = create_locked_run(about, run_dir, undo, {"durable": False})
+        admission = _admit(site, folder.id, exclusive_plan, plan_for, wait=wait, timeout_s=end - time.monotonic())
+        undo.callback(admission.release)
+        running = site.start_engine(admission, WorkerEnvironment(folder.path))
+        undo.callback(running.close)
+        definition = _definition(system)
+        running.prepare(definition.hosted.values())
+        controller = ActorController(
+            definition,
+            planned_processes(admission.plan, system.bundles),
+            admission.plan.cluster,
+            deadline_s=max(0.0, end - time.monotonic()),
+            reserved=admission.reserved,
+        )
+        monitor = HeartbeatMonitor(controller, running)
+        recorder = Recorder(
+            folder,
+            describe_run(site, admission.plan, options, ()),
+            lambda now: system_view(controller, monitor.heartbeats, now),
+            lambda: worker_views(controller, monitor.heartbeats),
+            plan=admission.plan.to_json(),
+        )
+        shapes = {template.unit: template.shape for bundle in system.bundles for template, _ in bundle.processes}
+        telemetry = DelayedTelemetry(running, shapes, admission.plan.cluster, recorder)
+        router = CallRouter(running.call, controller.directory)
+        watch = SystemWatch(controller)
+        live_requests: dict[str, Any] = {}
+        socket = ControlSocket(folder.path, partial(_on_control_command, running), live_requests)
+        active = ActiveSystem(
+            admission, folder, lock, running, controller, router, recorder, monitor, watch, telemetry, socket
+        )
+        active.observers = [recorder, DirectoryPublisher(controller, running, router), monitor, watch]
+        undo.pop_all()
+    live = LiveSystem(system.name, active)
+    socket.set_requests(requests(live))
+    socket.start()
+    live.wait_until_ready()
+    return live
+
+
+def _claim_plan(system: ActorSystem, cluster: Cluster | str) -> Plan:
+    return to_claim_plan(system.plan(cluster), system.bundles)
+
+
+def _env_from(roles: Sequence[Role], more: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*more, *(name for role in roles for name in role.env_from)]))
+
+
+def _admit(site: Site, run: str, plan: Plan, plan_for: Any, *, wait: bool, timeout_s: float) -> Admission:
+    """InfeasibleError names the roles and what each needs."""
+    try:
+        return site.admit(run, plan, plan_for, wait=wait, timeout_s=max(0.0, timeout_s))
+    except InfeasibleError as error:
+        from dataclasses import replace
+
+        needs = tuple(f"{unit.name}: {unit.low} x ({unit.shape.describe()})" for unit in plan.units)
+        raise InfeasibleError(
+            [replace(problem, evidence=(*problem.evidence, *needs)) for problem in error.problems]
+        ) from None
+
+
+def _definition(system: ActorSystem) -> SystemDefinition:
+    return SystemDefinition(
+        system.name,
+        system.roles,
+        system.bundles,
+        system.pools,
+        {role.name: _hosted(role) for role in system.roles},
+        {role.name: _methods(role) for role in system.roles},
+    )
+
+
+def _hosted(role: Role) -> HostedObject:
+    actor = HostedActor(role.cls, tuple(role.args), dict(role.kwargs))
+    code = StageCode(role.name, actor, env=role.env, runtime_env=role.runtime_env)
+    return HostedObject(role.name, (code,), role.slots or 1)
+
+
+def _methods(role: Role) -> RoleMethods:
+    """Unknown if the class cannot be imported here: workers may have packages that the driver does not have."""
+    if not isinstance(role.cls, str):
+        return RoleMethods.of(role.cls)
+    try:
+        return RoleMethods.of(import_object(role.cls))
+    except Exception:
+        return RoleMethods(None)
+
+
+def _on_control_command(engine: RunEngine, command: str, reason: str) -> None:
+    engine.post(Drain(reason) if command == "drain" else CancelRun(reason))

@@ -1,0 +1,177 @@
+"""Status of a live system: one row per instance."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.actors.directory import InstanceState, instance_name
+from dovetail.resources.sizes import format_size
+from dovetail.text_format import align_table, format_count, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dovetail.actors.process_state import ProcessState
+
+MAX_REASON_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class InstanceStatus:
+    """One instance at one moment. Figures of calls are those of its last heartbeat."""
+
+    role: str
+    index: int
+    state: str
+    reason: str
+    since_s: float
+    """Seconds in this state."""
+    incarnation: int
+    restarts: int
+    node: str
+    gpus: tuple[int, ...]
+    worker: int | None
+    """Number of its process, as in the logs of the run."""
+    pids: tuple[int, ...] = ()
+    outstanding: int = 0
+    """Calls that are running or waiting for a slot."""
+    calls: int = 0
+    failed: int = 0
+    calls_per_s: float = 0.0
+    p50_s: float | None = None
+    p95_s: float | None = None
+    memory_bytes: int | None = None
+    """Of its process."""
+    doing: str = ""
+    """The method that runs longest at present."""
+    doing_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SystemStatus:
+    """A live system at one moment; `print(live.status())` shows it as a table."""
+
+    name: str
+    run: str
+    state: str
+    error: str
+    instances: tuple[InstanceStatus, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        ready = sum(one.state == InstanceState.READY.value for one in self.instances)
+        total = format_count(len(self.instances), "instance")
+        lines = [f"{self.name} ({self.run}): {self.state}, {ready} of {total} ready"]
+        lines += [self.error] if self.error else []
+        columns = [
+            "instance",
+            "state",
+            "node",
+            "gpus",
+            "calls",
+            "calls/s",
+            "running",
+            "p50",
+            "p95",
+            "memory",
+            "restarts",
+        ]
+        rows = [[*columns, "doing"], *(_row(one) for one in self.instances)]
+        return "\n".join([*lines, *align_table(rows, left=3)])
+
+
+def _row(one: InstanceStatus) -> list[str]:
+    doing = f"{one.doing} for {format_duration(one.doing_s)}" if one.doing and one.doing_s is not None else ""
+    return [
+        instance_name(one.role, one.index),
+        one.state,
+        one.node,
+        ",".join(map(str, one.gpus)) or "-",
+        str(one.calls),
+        format_rate(one.calls_per_s),
+        str(one.outstanding),
+        _seconds(one.p50_s),
+        _seconds(one.p95_s),
+        "-" if one.memory_bytes is None else format_size(one.memory_bytes),
+        str(one.restarts),
+        doing or one.reason[:MAX_REASON_CHARACTERS],
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else format_duration(value)
+
+
+class Heartbeat:
+    """The last answer of one instance to the monitor."""
+
+    __slots__ = ("answered_at", "asked_at", "figures", "worker")
+
+    def __init__(self, worker: int, now: float) -> None:
+        self.worker = worker
+        self.asked_at = self.answered_at = now
+        self.figures: Mapping[str, Any] = {}
+
+    def problem(self, now: float, late_s: float) -> str:
+        """Why the instance is degraded; empty if it is not."""
+        silent_s = now - self.answered_at
+        if self.asked_at > self.answered_at and silent_s > late_s:
+            return f"has not answered for {silent_s:.0f} s"
+        return str(self.figures.get("health") or "")
+
+
+def instance_rows(
+    processes: Sequence[ProcessState],
+    now: float,
+    heartbeats: Mapping[tuple[str, int], Heartbeat],
+    late_s: float,
+    memory_of: Callable[[int], int | None],
+    pids_of: Callable[[int], tuple[int, ...]],
+    waiting: Callable[[str, int], int],
+) -> list[InstanceStatus]:
+    """`waiting`: calls of the driver to an instance that are not finished."""
+    rows = []
+    for process in processes:
+        worker = process.worker
+        for role, index in process.instances:
+            beat = heartbeats.get((role, index))
+            if beat is not None and beat.worker != worker:
+                beat = None  # of an earlier incarnation
+            figures = {} if beat is None else beat.figures
+            state, reason = process.state, process.reason
+            problem = "" if beat is None or state is not InstanceState.READY else beat.problem(now, late_s)
+            running = figures.get("running") or [("", None)]
+            rows.append(
+                InstanceStatus(
+                    role,
+                    index,
+                    InstanceState.DEGRADED.value if problem else state.value,
+                    problem or reason,
+                    now - process.since,
+                    process.incarnation,
+                    process.restarts,
+                    ",".join(dict.fromkeys(seat.node for seat in process.seats)),
+                    tuple(card for seat in process.seats for card in seat.gpus),
+                    worker,
+                    () if worker is None else pids_of(worker),
+                    max(figures.get("outstanding", 0), waiting(role, index)),
+                    figures.get("calls", 0),
+                    figures.get("failed", 0),
+                    figures.get("rate", 0.0),
+                    figures.get("p50_s"),
+                    figures.get("p95_s"),
+                    None if worker is None else memory_of(worker),
+                    *running[0],
+                )
+            )
+    return sorted(rows, key=lambda row: (_order(processes, row.role), row.index))
+
+
+def _order(processes: Sequence[ProcessState], role: str) -> int:
+    """Roles in the order of their first process."""
+    return next(
+        number for number, process in enumerate(processes) if any(name == role for name, _ in process.instances)
+    )
