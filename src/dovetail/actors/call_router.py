@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dovetail.actors.directory import InstanceState, instance_name
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import CallNotSentError, CallOptions, DeadlineExceededError, WorkerLostError
 from dovetail.errors import ActorLostError, CallTimeoutError, Problem, Subject
 
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ LOST, LATE = "DT520", "DT521"
 
 
 class SendCall(Protocol):
-    def __call__(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]: ...
+    """`Engine.call_with`, or the same of a worker."""
+
+    def __call__(
+        self, options: CallOptions, worker: int, hosted: str, method: str, /, *args: Any, **named: Any
+    ) -> Future[Any]: ...
 
 
 class CallSettings(NamedTuple):
@@ -45,6 +49,23 @@ class CallFuture(Future[Any]):
         super().__init__()
         self.sent: Future[Any] | None = None
         """The call at the engine; None: it waits for its instance."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        return super().result(self._wait(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return super().exception(self._wait(timeout))
+
+    def _wait(self, timeout: float | None) -> float | None:
+        """Wait for the engine's future, which this thread completes: that saves a change of threads. Returns the
+        seconds that are left."""
+        sent = self.sent
+        if sent is None or self.done():
+            return timeout
+        began = time.monotonic()
+        with suppress(CancelledError, TimeoutError):
+            sent.exception(timeout)
+        return None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
 
     def cancel(self) -> bool:
         """Cancel the call: one that has not begun never runs; the result of a running one is dropped."""
@@ -132,19 +153,30 @@ class Call:
         self.timer: Timer | None = None
 
     def finish(self, value: Any) -> None:
-        self._forget_timer()
+        self.stop_timer()
         with suppress(InvalidStateError):  # cancelled
             self.future.set_result(value)
 
     def fail(self, error: BaseException) -> None:
-        self._forget_timer()
+        self.stop_timer()
         with suppress(InvalidStateError):  # cancelled
             self.future.set_exception(error)
 
-    def _forget_timer(self) -> None:
+    def start_timer(self, on_deadline: Callable[[Call], None]) -> None:
+        if self.deadline_at is not None and self.timer is None:
+            self.timer = Timer(max(0.0, self.deadline_at - time.monotonic()), on_deadline, (self,))
+            self.timer.daemon = True
+            self.timer.start()
+
+    def stop_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+    def options(self) -> CallOptions:
+        if self.deadline_at is None:
+            return CallOptions(self.rank)
+        return CallOptions(self.rank, max(0.0, self.deadline_at - time.monotonic()))
 
 
 class InstanceCalls:
@@ -162,8 +194,10 @@ class InstanceCalls:
 class CallRouter:
     """Thread: any."""
 
-    def __init__(self, send: SendCall, directory: Directory) -> None:
+    def __init__(self, send: SendCall, directory: Directory, *, sends_deadlines: bool) -> None:
+        """`sends_deadlines`: `send` ends calls at their deadlines."""
         self._send = send
+        self._sends_deadlines = sends_deadlines
         self._directory = directory
         self._calls: dict[tuple[str, int], InstanceCalls] = {}
         self._turns: dict[str, int] = {}
@@ -251,10 +285,8 @@ class CallRouter:
     # --- calls
 
     def submit(self, call: Call) -> CallFuture:
-        if call.deadline_at is not None:
-            call.timer = Timer(max(0.0, call.deadline_at - time.monotonic()), self._on_deadline, (call,))
-            call.timer.daemon = True
-            call.timer.start()
+        if not self._sends_deadlines:
+            call.start_timer(self._on_deadline)
         self._route(call)
         return call.future
 
@@ -273,25 +305,21 @@ class CallRouter:
         if self._closed_reason or not address.is_expected:
             call.fail(self._lost_error(call, self._closed_reason or _state_text(address)))
             return
-        if address.worker is None or address.worker == call.lost_worker or calls.waiting:
-            calls.waiting.append(call)
-            return
         worker = address.worker
+        if worker is None or worker == call.lost_worker or calls.waiting:
+            calls.waiting.append(call)
+            call.start_timer(self._on_deadline)
+            return
+        if self._sends_deadlines:
+            call.stop_timer()
         try:
-            sent = self._send_to(worker, address.hosted, call)
+            sent = self._send(call.options(), worker, address.hosted, call.method, *call.args, **call.named)
         except Exception as error:  # arguments that cannot be pickled
             call.fail(error)
-            return
-        if sent.done() and isinstance(sent.exception(), WorkerLostError):  # it was gone before: the call never ran
-            call.lost_worker = worker
-            calls.waiting.append(call)
             return
         call.future.sent = sent
         calls.outstanding += 1
         sent.add_done_callback(lambda done: self._on_done(call, calls, worker, done))
-
-    def _send_to(self, worker: int, hosted: str, call: Call) -> Future[Any]:
-        return self._send(worker, hosted, call.method, *call.args, **call.named)
 
     def _on_done(self, call: Call, calls: InstanceCalls, worker: int, sent: Future[Any]) -> None:
         with calls.lock:
@@ -302,8 +330,13 @@ class CallRouter:
         error = sent.exception()
         if error is None:
             call.finish(sent.result())
+        elif isinstance(error, CallNotSentError):
+            call.lost_worker, call.future.sent = worker, None
+            self._route(call)
         elif isinstance(error, WorkerLostError):
             self._on_lost(call, worker)
+        elif isinstance(error, DeadlineExceededError):
+            self._on_deadline(call)
         else:
             call.fail(error)
 
@@ -311,7 +344,7 @@ class CallRouter:
         """The instance died during the call: whether the method ran to its end is unknown."""
         if call.retries > 0 and call.method in self.entry(call.role).methods.idempotent and not call.future.done():
             call.retries -= 1
-            call.lost_worker = worker
+            call.lost_worker, call.future.sent = worker, None
             if call.choose is not None:
                 call.index = call.choose()
             self._route(call)

@@ -8,7 +8,8 @@ import time
 import traceback
 from collections import deque
 from contextlib import suppress
-from threading import Lock
+from functools import partial
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from dovetail.actors.directory import instance_name
@@ -18,13 +19,16 @@ from dovetail.errors import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from dovetail.actors.call_router import CallRouter
     from dovetail.actors.directory import WorkerContext
+    from dovetail.control.engine import CallOptions
     from dovetail.engines.worker_context import Worker
 
 LATENCIES_KEPT = 512
 RATE_WINDOW_S = 10.0
+HEALTH_TIMEOUT_S = 1.0
 
 
 class CallRecord:
@@ -85,6 +89,7 @@ class HostedActor:
         self._args, self._kwargs = args, kwargs
         self._name = ""
         self._actor: Any = None
+        self._health: HealthCheck | None = None
         self._record: CallRecord
         self._router: CallRouter
 
@@ -112,7 +117,7 @@ class HostedActor:
         from dovetail.actors.handles import ActorHandles
 
         self._record = CallRecord()
-        self._router = CallRouter(worker.call, context.directory)
+        self._router = CallRouter(partial(_call_worker, worker), context.directory, sends_deadlines=False)
         worker.actors = ActorHandles(self._router)
 
     async def teardown(self) -> None:
@@ -177,16 +182,61 @@ class HostedActor:
     def _dovetail_directory(self, pickled: bytes) -> None:
         self._router.update(pickle.loads(pickled))  # noqa: S301 - from our driver
 
-    def _dovetail_status(self) -> dict[str, Any]:
-        """Figures of its calls, and what its `health` says."""
+    def _dovetail_status(self) -> Any:
+        """Figures of its calls, and what its `health` says; awaitable if `health` is async."""
         found = self._record.snapshot()
         health = getattr(self._actor, "health", None)
-        if callable(health) and not inspect.iscoroutinefunction(health):
-            try:
-                found["health"] = _health_text(health())
-            except Exception as error:
-                found["health"] = f"{type(error).__name__}: {error}"
+        if not callable(health):
+            return found
+        if inspect.iscoroutinefunction(health):
+            return self._await_health(found, health)
+        if self._health is None or self._health.is_finished:
+            self._health = HealthCheck(health)
+        found["health"] = self._health.answer(HEALTH_TIMEOUT_S)
         return found
+
+    async def _await_health(self, found: dict[str, Any], health: Callable[[], Any]) -> dict[str, Any]:
+        import asyncio
+
+        try:
+            found["health"] = _health_text(await asyncio.wait_for(health(), HEALTH_TIMEOUT_S))
+        except Exception as error:
+            found["health"] = f"health: {type(error).__name__}: {error}"
+        return found
+
+
+class HealthCheck:
+    """One call of `health` in a thread of its own: one that blocks must not block other control calls."""
+
+    def __init__(self, health: Callable[[], Any]) -> None:
+        self._health = health
+        self._began = time.monotonic()
+        self._done = Event()
+        self._text = ""
+        Thread(target=self._run, name="health", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._text = _health_text(self._health())
+        except BaseException as error:
+            self._text = f"health: {type(error).__name__}: {error}"
+        self._done.set()
+
+    @property
+    def is_finished(self) -> bool:
+        return self._done.is_set()
+
+    def answer(self, timeout_s: float) -> str:
+        """What is wrong; empty: nothing."""
+        if self._done.wait(timeout_s):
+            return self._text
+        return f"health() has not returned for {time.monotonic() - self._began:.0f} s"
+
+
+def _call_worker(
+    worker: Worker, options: CallOptions, number: int, hosted: str, method: str, /, *args: Any, **named: Any
+) -> Future[Any]:
+    return worker.call_rank(number, options.rank, hosted, method, *args, **named)
 
 
 def _health_text(answer: object) -> str:

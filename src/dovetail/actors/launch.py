@@ -93,7 +93,7 @@ def launch_system(
         )
         shapes = {template.unit: template.shape for bundle in system.bundles for template, _ in bundle.processes}
         telemetry = DelayedTelemetry(running, shapes, admission.plan.cluster, recorder)
-        router = CallRouter(running.call, controller.directory)
+        router = CallRouter(running.call_with, controller.directory, sends_deadlines=True)
         watch = SystemWatch(controller)
         live_requests: dict[str, Any] = {}
         socket = ControlSocket(folder.path, partial(_on_control_command, running), live_requests)

@@ -14,6 +14,7 @@ from dovetail.actors.handles import ActorHandles, RoleHandle
 from dovetail.actors.system_controller import SystemPhase
 from dovetail.actors.system_status import Heartbeat, SystemStatus, instance_rows
 from dovetail.control.commands import Note, StartWorker
+from dovetail.control.engine import CallOptions
 from dovetail.control.events import CancelRun, Drain, PinWorkers
 from dovetail.control.lifecycle import RunState
 from dovetail.errors import ConfigError, DovetailError, Problem, RunError, Subject
@@ -92,7 +93,8 @@ class DirectoryPublisher:
             if self._known.get(process.worker, -1) < directory.version:
                 for hosted in process.hosted_names:
                     for rank in range(process.template.ranks):
-                        self._engine.call_rank(process.worker, rank, hosted, "_dovetail_directory", pickled)
+                        options = CallOptions(rank)
+                        self._engine.call_with(options, process.worker, hosted, "_dovetail_directory", pickled)
         self._known = current
 
     def close(self, now: float) -> None:  # noqa: ARG002 - the port's

@@ -22,8 +22,9 @@ class CallOptions(NamedTuple):
 
 
 DEFAULT_CALL = CallOptions()
-CONTROL_METHODS = frozenset({"health"})
-"""Methods whose calls take no slot: they are answered while all slots are busy."""
+CONTROL_METHODS = frozenset({"health", "_dovetail_status", "_dovetail_directory"})
+"""Methods whose calls take no slot: they are answered while all slots are busy. The last two are those of actors
+(`actors/hosting.py`)."""
 
 
 class Engine(Protocol):
@@ -80,6 +81,10 @@ class Engine(Protocol):
 
 class WorkerLostError(Exception):
     """A call to a worker that is gone."""
+
+
+class CallNotSentError(WorkerLostError):
+    """The worker was gone before the call was sent: the method did not run."""
 
 
 class DeadlineExceededError(TimeoutError):

@@ -19,7 +19,7 @@ from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.local.call_body import load_value, pack_value
 from dovetail.engines.local.protocol import (
     DONT_WAIT,
@@ -92,7 +92,7 @@ class OutgoingLink:
     def fail_unsent(self, why: str) -> None:
         """End the calls that were not sent completely."""
         unsent = [*([] if self.sending is None else [self.sending]), *self.waiting]
-        self.failed += [(call, WorkerLostError(why)) for call in unsent]
+        self.failed += [(call, CallNotSentError(why)) for call in unsent]
         self.waiting.clear()
         self.sending = None
 
@@ -181,7 +181,7 @@ class PeerLinks:
         elif link.state == LINK_OPEN and call.hosted not in link.names:
             link.failed.append((call, LookupError(f"worker {link.worker} hosts no {call.hosted!r}")))
         elif link.state == LINK_REFUSED:
-            link.failed.append((call, WorkerLostError(f"worker {link.worker} is gone")))
+            link.failed.append((call, CallNotSentError(f"worker {link.worker} is gone")))
         else:
             link.waiting.append(call)
             if link.state == LINK_OPEN and link.sending is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.local.protocol import LINK_OPEN, LINK_REFUSED, LINK_RELAYED, close_descriptors
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ class CallRouter:
     def _find_worker(self, worker: int, hosted: str = "") -> LocalWorker:
         child = self._children.get(worker)
         if child is None or child.end is not None:
-            raise WorkerLostError(f"worker {worker} is gone")
+            raise CallNotSentError(f"worker {worker} is gone")
         if child.stopping:  # it would end without having read the call
-            raise WorkerLostError(f"worker {worker} is stopping")
+            raise CallNotSentError(f"worker {worker} is stopping")
         if hosted and hosted not in child.names:
             raise LookupError(f"worker {worker} hosts no {hosted!r}")
         return child

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import StopWorker
-from dovetail.control.engine import WorkerLostError
+from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
 from dovetail.engines.local.protocol import pickle_value
 from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES
@@ -73,11 +73,11 @@ class DriverCalls:
     def _find_worker(self, worker: int, rank: int) -> RemoteWorker:
         remote = self._workers.get(worker)
         if remote is None:
-            raise WorkerLostError(f"worker {worker} is gone")
+            raise CallNotSentError(f"worker {worker} is gone")
         if not 0 <= rank < len(remote.command.seats):
             raise LookupError(f"worker {worker} has no rank {rank}")
         if any(isinstance(command, StopWorker) for command in remote.pending_commands):
-            raise WorkerLostError(f"worker {worker} is stopping")
+            raise CallNotSentError(f"worker {worker} is stopping")
         return remote
 
     def _send_or_keep(self, remote: RemoteWorker, call: PendingCall) -> None:
