@@ -30,8 +30,13 @@ PURE_ACTORS = (
     "actor_plan",
     "role_explanation",
     "scaling",
+    "directory",
+    "process_state",
+    "start_order",
+    "live_placement",
+    "system_controller",
+    "claim_plan",
 )
-PURE_ACTORS += ("directory", "process_state", "start_order", "live_placement", "system_controller", "claim_plan")
 PURE = (
     "errors.py",
     "text_format.py",

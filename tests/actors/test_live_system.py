@@ -66,6 +66,8 @@ class Counter:
 
 
 class Asker:
+    worker: Any
+
     def ask(self, role: str, method: str, *args: Any) -> Any:
         return getattr(self.worker.actors[role].one, method)(*args).result(PATIENCE_S)
 
@@ -82,7 +84,7 @@ def role(name: str, cls: Any = Counter, **more: Any) -> dt.Role:
 
 
 def launch(*roles: dt.Role, **more: Any) -> dt.LiveSystem:
-    settings = {"cluster": CLUSTER, "deadline": PATIENCE_S} | more
+    settings: dict[str, Any] = {"cluster": CLUSTER, "deadline": PATIENCE_S} | more
     return dt.ActorSystem(roles, name="counts").launch(**settings)
 
 
