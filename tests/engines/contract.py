@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
@@ -41,7 +42,7 @@ from engines.scene import (
     Server,
     Units,
 )
-from waiting import PATIENCE_S
+from waiting import LONG, PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -594,6 +595,25 @@ class ProcessContract(EngineContract):
                 break
         scene.until(Path(f"{file}.cancelled").exists, "the method is cancelled")
         assert scene.result(scene.engine.call(1, "server", "note", "x")) == ["x"]
+
+    @pytest.mark.parametrize("megabytes", [0.05, 10, *([300] if LONG else [])])
+    def test_large_arguments_and_results_are_passed(self, scene_of: SceneOf, megabytes: float) -> None:
+        scene = scene_of(server=Server)
+        scene.ready(1, "server")
+        array = np.arange(megabytes * (1 << 17), dtype=np.float64)
+        results = []
+        for number in range(2):  # the second call while the first result is kept
+            array[0] = number
+            results.append(scene.result(scene.engine.call(1, "server", "negate", array, name="b" * 200_000)))
+        for number, (negated, name) in enumerate(results):
+            assert negated[0] == -number
+            assert np.array_equal(negated[1:], -array[1:])
+            negated[0] = 5
+            assert name == "b" * 200_000
+        lost = scene.engine.call(2, "server", "negate", array, name="")
+        assert isinstance(scene.error(lost), WorkerLostError)
+        scene.engine.call(1, "server", "negate", array, name="").cancel()
+        assert scene.result(scene.engine.call(1, "server", "kept")) == [0, 1]
 
     def test_callbacks_run_outside_of_the_polling_thread_in_the_order_of_answers(self, scene_of: SceneOf) -> None:
         scene = scene_of(book=Notebook)

@@ -72,6 +72,7 @@ class Server:
 
     def __init__(self) -> None:
         self._lines: list[str] = []
+        self._arrays: list[Any] = []
 
     def health(self) -> str:
         return "fine"
@@ -79,6 +80,19 @@ class Server:
     def note(self, line: str) -> list[str]:
         self._lines.append(line)
         return self._lines
+
+    def negate(self, array: Any, *, name: str) -> tuple[Any, str]:
+        if name:
+            self._arrays.append(array)
+        array_before = array.copy()
+        array *= -1
+        result = array.copy()
+        array[:] = array_before
+        return result, name
+
+    def kept(self) -> list[float]:
+        """The first numbers of the arguments of `negate`."""
+        return [float(array[0]) for array in self._arrays]
 
     def wait_for(self, path: str) -> str:
         Path(f"{path}.begun").touch()

@@ -3,7 +3,6 @@ thread."""
 
 from __future__ import annotations
 
-import pickle
 from concurrent.futures import Future
 from heapq import heapify, heappop, heappush
 from queue import SimpleQueue
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dovetail.control.engine import DeadlineExceededError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     Body = bytes | memoryview | BaseException
     """A pickled value or exception; or an exception of the engine itself."""
@@ -27,6 +26,14 @@ class CallOwner(Protocol):
 
     def withdraw_call(self, call: CallFuture) -> bool:
         """Forget the call and cancel it in its worker. False: it was answered. Thread: any."""
+        ...
+
+    def load(self, body: bytes | memoryview, descriptors: Sequence[int]) -> Any:
+        """Unpickle an answer; closes the descriptors. Thread: any."""
+        ...
+
+    def drop(self, descriptors: Sequence[int]) -> None:
+        """Close the descriptors of an answer that nobody waits for. Thread: any."""
         ...
 
     def poll_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
@@ -52,8 +59,9 @@ class CallFuture(Future[Any]):
         self.rank = 0
         self.deadline_s: float | None = None
         self._waiting_threads = 0
-        self._answer: tuple[bool, Body] | None = None
-        """An answer that is not unpickled yet: whether the call succeeded, and its result or exception."""
+        self._answer: tuple[bool, Body, Sequence[int]] | None = None
+        """An answer that is not unpickled yet: whether the call succeeded, its result or exception, and descriptors of
+        shared memory."""
 
     def cancel(self) -> bool:
         if self.cancelled():
@@ -90,10 +98,10 @@ class CallFuture(Future[Any]):
     def _is_answered(self) -> bool:
         return self._answer is not None or self._state not in _OPEN_STATES
 
-    def deliver(self, fine: bool, body: Body) -> None:
+    def deliver(self, fine: bool, body: Body, descriptors: Sequence[int] = ()) -> None:
         """Pass the answer to a thread that waits for it, or to the completion thread. Once."""
         with self._condition:
-            self._answer = fine, body
+            self._answer = fine, body, descriptors
             if self._waiting_threads:
                 self._condition.notify_all()
                 return
@@ -101,35 +109,28 @@ class CallFuture(Future[Any]):
 
     def deliver_here(self, fine: bool, body: Body) -> None:
         """Complete the future in this thread. Once, instead of `deliver`."""
-        self._answer = fine, body
+        self._answer = fine, body, ()
         self.complete()
 
     def complete(self) -> None:
         """Unpickle the answer in this thread, if no other thread has taken it."""
         with self._condition:
             answer, self._answer = self._answer, None
-        if answer is None or not self.set_running_or_notify_cancel():
+        if answer is None:
             return
-        fine, value = answer
+        fine, value, descriptors = answer
+        if not self.set_running_or_notify_cancel():
+            self._owner.drop(descriptors)
+            return
         if not isinstance(value, BaseException):
             try:
-                value = pickle.loads(value)  # noqa: S301 - from a worker of this run
+                value = self._owner.load(value, descriptors)
             except Exception as error:
                 fine, value = False, error
         if fine:
             self.set_result(value)
         else:
             self.set_exception(value)
-
-
-class PickledCallFuture(CallFuture):
-    """Resolves to success and the pickled result, in the thread that delivers it: for answers that are forwarded."""
-
-    def deliver(self, fine: bool, body: Body) -> None:
-        if self.set_running_or_notify_cancel():
-            self.set_result((fine, pickle.dumps(body) if isinstance(body, BaseException) else bytes(body)))
-
-    deliver_here = deliver
 
 
 class CompletionThread:

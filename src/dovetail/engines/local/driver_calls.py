@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.engine import WorkerLostError
-from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, PickledCallFuture, deadline_error
-from dovetail.engines.local.protocol import pickle_value
+from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
+from dovetail.engines.local.call_body import load_value, pack_value, to_portable, to_shared_memory
+from dovetail.engines.local.protocol import close_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from threading import Lock
 
     from dovetail.control.engine import CallOptions
+    from dovetail.engines.call_future import Body
+    from dovetail.engines.local.call_body import CallBody
     from dovetail.engines.local.protocol import Chunk
     from dovetail.engines.local.remote_calls import CallRouter
     from dovetail.engines.local.worker_state import RankProcess
+
+
+class PickledCallFuture(CallFuture):
+    """Resolves to success and the pickled result, in the thread that delivers it: for answers that are forwarded."""
+
+    def deliver(self, fine: bool, body: Body, descriptors: Sequence[int] = ()) -> None:
+        if not self.set_running_or_notify_cancel():
+            close_descriptors(descriptors)
+        elif isinstance(body, BaseException):
+            self.set_result((fine, pickle.dumps(body)))
+        else:
+            self.set_result((fine, to_portable(body, descriptors)))
+
+    deliver_here = deliver
 
 
 class DriverCalls:
@@ -37,6 +55,7 @@ class DriverCalls:
         self._flush = flush
         self._wake = wake
         self.poll_until = poll_until
+        self.load, self.drop = load_value, close_descriptors
         self.completions = CompletionThread()
         self._deadlines = CallDeadlines()
         self._open: dict[int, CallFuture] = {}
@@ -48,17 +67,19 @@ class DriverCalls:
         self, options: CallOptions, worker: int, hosted: str, method: str, args: Any, named: dict[str, Any]
     ) -> CallFuture:
         call = CallFuture(self)
-        self._send(options, worker, hosted, method, pickle_value((args, named)), call)
+        self._send(options, worker, hosted, method, pack_value((args, named)), call)
         return call
 
     def call_pickled(
         self, options: CallOptions, worker: int, hosted: str, method: str, body: Chunk
     ) -> PickledCallFuture:
         call = PickledCallFuture(self)
-        self._send(options, worker, hosted, method, body, call)
+        self._send(options, worker, hosted, method, to_shared_memory(body), call)
         return call
 
-    def _send(self, options: CallOptions, worker: int, hosted: str, method: str, body: Chunk, call: CallFuture) -> None:
+    def _send(
+        self, options: CallOptions, worker: int, hosted: str, method: str, body: CallBody, call: CallFuture
+    ) -> None:
         deadline_s = options.deadline_s
         deadline = 0.0 if deadline_s is None else time.monotonic() + deadline_s
         try:
@@ -70,6 +91,7 @@ class DriverCalls:
                     self._open[call.number] = call
                 self._flush(rank)
         except (WorkerLostError, LookupError) as error:
+            close_descriptors(body.descriptors)
             call.deliver_here(False, error)
             return
         if deadline and deadline < self._polling_until:

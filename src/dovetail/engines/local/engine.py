@@ -521,7 +521,7 @@ class LocalEngine:
             if call is not None and self._driver_calls is not None:
                 self._driver_calls.forget(call)
         if call is not None:
-            call.deliver(frame.head[2], frame.body)
+            call.deliver(frame.head[2], frame.body, frame.descriptors)
 
     # --- exits
 

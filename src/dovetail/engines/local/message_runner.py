@@ -21,6 +21,7 @@ from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.item_keys import as_tuple, join_keys, slice_keys
 from dovetail.engines.local import message_input
 from dovetail.engines.local.buffer_pool import BufferPool, PayloadReader
+from dovetail.engines.local.call_body import load_value, pack_value
 from dovetail.engines.local.message_input import (
     UNPICKLABLE_TEXT,
     UNWRITABLE_TEXT,
@@ -708,7 +709,11 @@ class MessageRunner:
         if number < 0 and self.links is not None:
             self.links.answer(number, True, value)
             return
-        self.send("answer", number, True, body=[pickle_value(value)])
+        body = pack_value(value)
+        try:
+            self.send("answer", number, True, body=[body.data], descriptors=body.descriptors)
+        finally:
+            close_descriptors(body.descriptors)
 
     def reply_error(self, number: int, error: BaseException) -> None:
         try:
@@ -725,12 +730,7 @@ class MessageRunner:
 
 def call_hosted(executor: UnitExecutor, frame: Frame) -> Any:
     """Call the method of a hosted object that a frame requests; its result may be awaitable."""
-    if frame.descriptors:
-        from dovetail.engines.local.call_body import load_value  # late: few calls are large
-
-        args, named = load_value(frame.body, frame.descriptors)
-    else:
-        args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
+    args, named = load_value(frame.body, frame.descriptors)
     return executor.call(frame.head[3], *args, **named)
 
 

@@ -6,13 +6,14 @@ import pickle
 from typing import TYPE_CHECKING
 
 from dovetail.control.engine import CallNotSentError, WorkerLostError
+from dovetail.engines.local.call_body import CallBody
 from dovetail.engines.local.protocol import LINK_OPEN, LINK_REFUSED, LINK_RELAYED, close_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dovetail.engines.call_future import CallFuture
-    from dovetail.engines.local.protocol import Chunk, Frame
+    from dovetail.engines.local.protocol import Frame
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
 
 
@@ -31,7 +32,7 @@ class CallRouter:
         self._send = send
 
     def call_from_driver(
-        self, worker: int, rank: int, hosted: str, method: str, body: Chunk, deadline: float, call: CallFuture
+        self, worker: int, rank: int, hosted: str, method: str, body: CallBody, deadline: float, call: CallFuture
     ) -> RankProcess:
         """Send a call from this process. Raises WorkerLostError or LookupError."""
         called = _find_rank(self._find_worker(worker, hosted), rank)
@@ -60,7 +61,7 @@ class CallRouter:
         except (WorkerLostError, LookupError) as error:
             self._send(rank, ("answer", its_number, False), [pickle.dumps(error)])
             return True
-        self._forward(called, hosted, method, bytes(frame.body), (rank, its_number))
+        self._forward(called, hosted, method, CallBody(bytes(frame.body)), (rank, its_number))
         return True
 
     def link(self, caller: RankProcess, frame: Frame, *, elsewhere: bool = False) -> None:
@@ -100,22 +101,24 @@ class CallRouter:
         return child
 
     def _forward(
-        self, rank: RankProcess, hosted: str, method: str, body: Chunk, waits: Waiter, deadline: float = 0.0
+        self, rank: RankProcess, hosted: str, method: str, body: CallBody, waits: Waiter, deadline: float = 0.0
     ) -> int:
         """Send a call; returns its number. `deadline`: of the monotonic clock; 0: none."""
         number = next(self._numbers)
         rank.child.calls[number] = waits
-        self._send(rank, ("call", number, hosted, method, deadline), [body])
+        self._send(rank, ("call", number, hosted, method, deadline), [body.data], body.descriptors)
         return number
 
     def on_answer(self, child: LocalWorker, frame: Frame) -> CallFuture | None:
         """Forward the answer to a worker; or return its receiver in this process (deliver it without the lock)."""
         _, number, fine = frame.head
         waits = child.calls.pop(number, None)
-        if isinstance(waits, tuple):
+        if isinstance(waits, tuple) and not waits[0].has_exited:
             other, its_number = waits
-            if not other.has_exited:
-                self._send(other, ("answer", its_number, fine), [bytes(frame.body)])
+            self._send(other, ("answer", its_number, fine), [bytes(frame.body)], frame.descriptors)
+            return None
+        if waits is None or isinstance(waits, tuple):
+            close_descriptors(frame.descriptors)
             return None
         return waits
 

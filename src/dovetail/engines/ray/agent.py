@@ -37,13 +37,13 @@ from dovetail.engines.ray.peer_calls import PeerCalls
 from dovetail.engines.ray.protocol import (
     FRAME_BYTES,
     HEARTBEAT_S,
-    MESSAGE_OVERHEAD_BYTES,
     AgentHello,
     EventEncoder,
     Op,
     SizedOp,
     decode_frame,
     dovetail_version,
+    encode_answer,
     split_payloads,
 )
 from dovetail.engines.ray.shared_storage import missing_files, sees_marker
@@ -345,8 +345,7 @@ class AgentSession:
         def answered(future: Future[tuple[bool, bytes]]) -> None:
             self._calls.pop(number, None)
             if not future.cancelled():
-                fine, found = future.result()
-                self._outbox.put([SizedOp(("answer", number, fine, found), MESSAGE_OVERHEAD_BYTES + len(found))])
+                self._outbox.put(encode_answer(number, *future.result()))
 
         options = CallOptions(rank, deadline_s)
         future = self._calls[number] = self._engine.call_pickled(worker, hosted, method, body, options)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control.commands import StopWorker
 from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
-from dovetail.engines.local.protocol import pickle_value
+from dovetail.engines.local.call_body import load_value, pack_portable
+from dovetail.engines.local.protocol import close_descriptors
 from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES
 from dovetail.engines.ray.remote_worker import PendingCall
 
@@ -39,11 +40,14 @@ class DriverCalls:
         self._lock = lock
         self._wake = wake
         self.poll_until = poll_until
+        self.load, self.drop = load_value, close_descriptors
         self.completions = CompletionThread()
         self._deadlines = CallDeadlines()
         self._open: dict[int, CallFuture] = {}
         self._answers: deque[tuple[CallFuture, bool, Body]] = deque()
         """Answers to deliver without the lock."""
+        self._pieces: dict[int, list[bytes]] = {}
+        """Parts of large answers that have arrived, by the number of their call."""
         self._polling_until: float | None = 0.0
         """When the polling thread looks at deadlines again; None: after the next message."""
 
@@ -52,7 +56,7 @@ class DriverCalls:
     ) -> CallFuture:
         """Do not hold the lock. Thread: any."""
         call = CallFuture(self)
-        body = pickle_value((args, named))
+        body = pack_portable((args, named))
         deadline = 0.0 if options.deadline_s is None else time.monotonic() + options.deadline_s
         try:
             with self._lock:
@@ -104,6 +108,7 @@ class DriverCalls:
         if self._open.pop(call.number, None) is None:
             return False
         self._deadlines.discard(call.number)
+        self._pieces.pop(call.number, None)
         remote = self._workers.get(call.worker)
         if remote is None:
             return True
@@ -133,7 +138,13 @@ class DriverCalls:
             self._withdraw(call)
             self._answers.append((call, False, deadline_error(call.deadline_s or 0.0)))
 
+    def on_answer_piece(self, number: int, piece: bytes) -> None:
+        if number in self._open:
+            self._pieces.setdefault(number, []).append(piece)
+
     def on_answer(self, number: int, fine: bool, body: bytes) -> None:
+        """`body` is empty if the answer came in pieces."""
+        body = body or b"".join(self._pieces.pop(number, ()))
         call = self._open.pop(number, None)
         if call is not None:
             self._deadlines.discard(number)
@@ -143,6 +154,7 @@ class DriverCalls:
         lost = [number for number, call in self._open.items() if call.worker == worker]
         for number in lost:
             self._deadlines.discard(number)
+            self._pieces.pop(number, None)
             self._answers.append((self._open.pop(number), False, WorkerLostError(f"worker {worker} is gone")))
 
     def deliver(self) -> None:

@@ -70,6 +70,7 @@ class MessageHandlers:
             "lost": self._on_lost,
             "pids": self._on_pids,
             "port": self._on_port,
+            "answer_piece": lambda _link, *piece: engine.calls.on_answer_piece(*piece),
             "answer": lambda _link, *answer: engine.calls.on_answer(*answer),
             "find_agent": self._on_find_agent,
             "piece": lambda link, number, data: link.partial_payloads.setdefault(number, []).append(data),

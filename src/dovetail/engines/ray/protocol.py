@@ -6,7 +6,8 @@ single operation that is larger.
 
 Driver to agent: unit, forget_unit, devices, start, port, run, cancel, stop, put, file, block, expect, fetch, lost,
 free, call, cancel_call, agent_found, worker_gone. Agent to driver: hello, ready, lost, stopped, piece, done, returned,
-transfer_ended, payloads_missing, unusable, pids, port, answer, find_agent, node_unhealthy, metrics, log, agent_failed.
+transfer_ended, payloads_missing, unusable, pids, port, answer_piece, answer, find_agent, node_unhealthy, metrics, log,
+agent_failed.
 `agent.AgentSession` handles the first, `message_handlers.MessageHandlers` the others.
 """
 
@@ -192,6 +193,15 @@ class EventEncoder:
                 return (IN_PIECES, *first, (ref.sizes, segment.id)), 0
             return (IN_ANSWER, *first, (ref.sizes, data)), len(data)
         return (AT_AGENT, *first, (self._payloads.keep(segment), ref.sizes)), 0
+
+
+def encode_answer(number: int, fine: bool, body: bytes) -> list[SizedOp]:
+    """The answer to a call, in pieces if it is large: an agent that takes long for one frame would count as lost."""
+    if len(body) <= PIECE_BYTES:
+        return [SizedOp(("answer", number, fine, body), MESSAGE_OVERHEAD_BYTES + len(body))]
+    pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
+    ops = [SizedOp(("answer_piece", number, piece), MESSAGE_OVERHEAD_BYTES + len(piece)) for piece in pieces]
+    return [*ops, SizedOp(("answer", number, fine, b""))]
 
 
 def decode_worker_lost(
