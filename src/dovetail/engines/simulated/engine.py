@@ -164,6 +164,12 @@ class SimulatedEngine:
         self._from_threads.append(call)
         return False  # `poll` does it
 
+    def load(self, body: object, descriptors: Sequence[int]) -> Any:
+        raise AssertionError("simulated results are not pickled")
+
+    def drop(self, descriptors: Sequence[int]) -> None:
+        """Nothing: simulated results have no descriptors."""
+
     def poll_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
         """See `CallOwner`. Seconds are those of the virtual clock."""
         if get_ident() != self._polling_thread:
