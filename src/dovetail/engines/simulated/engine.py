@@ -165,7 +165,7 @@ class SimulatedEngine:
         return False  # `poll` does it
 
     def load(self, body: object, descriptors: Sequence[int]) -> Any:
-        raise AssertionError("simulated results are not pickled")
+        raise AssertionError(f"simulated results are not pickled: {body!r}, {descriptors}")
 
     def drop(self, descriptors: Sequence[int]) -> None:
         """Nothing: simulated results have no descriptors."""
