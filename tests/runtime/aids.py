@@ -246,7 +246,7 @@ class Script:
 
     def ended(self) -> int:
         try:
-            return self.process.wait(PATIENCE_S)
+            return self.process.wait(3 * PATIENCE_S)  # some scripts have several runs on Ray
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it is still running:\n{self.output}") from None
 

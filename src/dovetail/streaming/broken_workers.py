@@ -8,13 +8,13 @@ fail are held until their worker passes another call, has nothing else to do, or
 | passes another call, or becomes idle | are charged: retried, or given up |
 | is suspected | are tried on workers whose last call passed; if there is none, the worker is replaced first |
 | is suspected, and one passes elsewhere | the worker is replaced; the others are charged only if they fail again |
-| is suspected, and all of them fail elsewhere | are charged; the worker continues |
+| is suspected, and all fail elsewhere | are charged when those workers pass another call; the worker continues |
 | dies, or is replaced | are retried without being charged |
 
 Items that failed first in a worker that was found to be broken, or with whose call it broke, get one further call: if
-it fails, they are to blame and fail, whatever `retries` is. Stages with `on_error="fail"` hold nothing: their items are
-retried at once, up to `retries` times, and their suspected workers are replaced without a trial. A service holds
-nothing of the first failure of a streak, because a request waits for it.
+it fails, they are to blame and fail, whatever `retries` is, and that worker is replaced, too. Stages with
+`on_error="fail"` hold nothing: their items are retried at once, up to `retries` times, and their suspected workers are
+replaced without a trial. A service holds nothing of the first failure of a streak, because a request waits for it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from dovetail.streaming.retry import FailureHandler
     from dovetail.streaming.state import StreamState, UnitState
     from dovetail.streaming.worker_pool import Message, Suspect, Worker
-
-
-MAX_REPLACEMENTS_WITHOUT_SUCCESS = 3
-"""Workers of a unit that are replaced, with no call that passes in between, before its items are to blame."""
 
 
 class BrokenWorkers:
@@ -85,13 +81,11 @@ class BrokenWorkers:
                 elif failure.worker_broken:
                     failed = self._on_worker_broken(unit, worker, message, suspect, broke_worker=broke_worker)
                 elif trial is not None:
-                    trial.add_failed(suspect)
-                    failed = 0
+                    failed = self._on_trial_failed(unit, worker, trial, suspect, is_new=counts)
                 elif unit.spec.barrier or failure.out_of_memory:
                     failed = self._charge_now(unit, suspect, failure, peak)
                 elif broke_worker and worker.id not in unit.streaks:
-                    self.streak_of(unit, worker).count()
-                    failed = self.failure_handler.fail_items(unit, suspect, skip=unit.spec.skip_failed)
+                    failed = self._on_culprit_failed(unit, worker, suspect)
                 else:
                     failed = self._on_ordinary_failure(unit, worker, suspect, is_new=counts)
                 counts = False  # parts of one call
@@ -133,6 +127,8 @@ class BrokenWorkers:
     def _end_streak(self, unit: UnitState, worker: Worker) -> None:
         """A call passed: the worker is not to blame for the failures before it."""
         unit.end_replacements()
+        if unit.trial is not None:
+            unit.trial.confirm(worker.id)
         if worker.id in unit.streaks:
             self._release(unit, unit.end_streak(worker.id))
             unit.resume(worker)
@@ -172,6 +168,12 @@ class BrokenWorkers:
         self._retry_culprit(unit, suspect)
         return 0
 
+    def _on_culprit_failed(self, unit: UnitState, worker: Worker, suspect: Suspect) -> int:
+        """Items failed again with which a worker broke before: they fail, and this worker is replaced, too."""
+        if unit.replaced_enough or not self._replace(unit, worker, f"an item that broke a worker: {suspect.error}"):
+            self.streak_of(unit, worker).count()
+        return self.failure_handler.fail_items(unit, suspect, skip=unit.spec.skip_failed)
+
     def _put_back(self, unit: UnitState, message: Message, suspect: Suspect) -> None:
         """Queue items of a broken worker again, without charging them."""
         if message.suspect is None or message.suspect.broke_worker:
@@ -195,6 +197,7 @@ class BrokenWorkers:
         if not self.fleet.replace(worker, reason):
             return False
         unit.count_replacement()
+        self._repeat_trial(unit, worker.id)
         self._retry_victims(unit, unit.end_streak(worker.id))
         worker.mark_broken()
         text = f"worker {worker.id} of {unit.name} is replaced: {reason}"
@@ -202,8 +205,8 @@ class BrokenWorkers:
         return True
 
     def _is_suspicious(self, unit: UnitState, streak: FailureStreak, *, at_end: bool) -> bool:
-        if unit.replaced_in_succession >= MAX_REPLACEMENTS_WITHOUT_SUCCESS:
-            return False  # new workers fail, too: the items are to blame
+        if unit.replaced_enough:
+            return False
         calls = max(unit.batches - streak.length, unit.failed_calls)
         looks = 1 if at_end else calls
         return is_suspicious(streak.length, unit.failed_calls, calls, looks, unit.longest_cleared_streak)
@@ -213,7 +216,7 @@ class BrokenWorkers:
         if worker.state is not WorkerState.READY:
             return  # its items run elsewhere when it is gone
         if unit.trial is not None:
-            if unit.has_sound_worker():
+            if unit.has_sound_worker() and worker.id not in unit.trial.unconfirmed:
                 self._pause(unit, worker)  # until that trial has ended
             else:
                 self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
@@ -242,6 +245,25 @@ class BrokenWorkers:
         unit.pause(worker)
         self.fleet.cancel_messages(worker)
 
+    def _on_trial_failed(self, unit: UnitState, worker: Worker, trial: Trial, suspect: Suspect, *, is_new: bool) -> int:
+        if unit.trial is not trial:  # it ended while the items ran
+            return self._on_ordinary_failure(unit, worker, replace(suspect, trial=None), is_new=is_new)
+        if is_new:
+            self.streak_of(unit, worker).count()
+        trial.add_failed(suspect, worker.id)
+        return 0
+
+    def _repeat_trial(self, unit: UnitState, worker: int) -> None:
+        """Repeat what failed in a trial on a worker that is broken or gone. The items that failed first may have broken
+        it."""
+        trial = unit.trial
+        suspects = trial.take_unconfirmed(worker) if trial is not None else []
+        if trial is None or not suspects:
+            return
+        trial.begin(suspects[1:])
+        unit.add_suspects(suspects[1:])
+        self._retry_culprit(unit, suspects[0])
+
     def _on_trial_passed(self, unit: UnitState, trial: Trial) -> None:
         if trial.passed:
             return
@@ -251,6 +273,9 @@ class BrokenWorkers:
             self._replace(unit, worker, f"{trial.streak} calls failed in it in succession, and one passed in another")
 
     def _finish_trial(self, unit: UnitState, trial: Trial) -> None:
+        if trial.first is not None and not trial.passed and not trial.failed:
+            unit.add_suspects(trial.begin_first())  # nothing is known yet: the other items have left the trial
+            return
         unit.end_trial()
         if trial.passed:
             for suspect in trial.failed:
@@ -261,7 +286,8 @@ class BrokenWorkers:
             if trial.first is not None:
                 self._retry_culprit(unit, trial.first)
         else:
-            unit.clear_streak(trial.streak)
+            if trial.failed:
+                unit.clear_streak(trial.streak)
             first = [] if trial.first is None else [trial.first]
             twice = [replace(suspect, failed_attempts=suspect.failed_attempts + 1) for suspect in trial.failed]
             self._release(unit, [*first, *twice])
@@ -283,6 +309,7 @@ class BrokenWorkers:
         """Retry or charge the held items of a worker that died or stopped."""
         unit = self.state.units_by_name[worker.unit]
         held = unit.end_streak(worker.id)
+        self._repeat_trial(unit, worker.id)
         if worker.is_broken:
             self._retry_victims(unit, held)
         elif died:
@@ -297,11 +324,13 @@ class BrokenWorkers:
         changed = False
         for unit in list(self.units.values()):
             trial = unit.trial
-            if trial is not None and not trial.open:
-                self._finish_trial(unit, trial)
-                changed = True
-            elif trial is not None:
-                changed = self._unblock_trial(unit) or changed
+            if trial is not None:
+                changed = self._confirm_idle(unit, trial) or changed
+                if trial.is_over:
+                    self._finish_trial(unit, trial)
+                    changed = True
+                else:
+                    changed = self._unblock_trial(unit) or changed
             for number, streak in list(unit.streaks.items()):
                 worker = self.state.workers.get(number)
                 if streak.held and worker is not None and self._is_idle(unit, worker):
@@ -311,13 +340,30 @@ class BrokenWorkers:
                 del self.units[unit.name]
         return changed and not self.state.is_ending
 
+    def _confirm_idle(self, unit: UnitState, trial: Trial) -> bool:
+        """A worker that has nothing else to do cannot pass another call: what failed in it counts. It is tried again
+        only if no other worker is sound."""
+        is_sound_elsewhere = unit.has_sound_worker()
+        if is_sound_elsewhere and trial.open:
+            return False
+        idle = [number for number in trial.unconfirmed if self._is_idle(unit, self.state.workers[number])]
+        for number in idle:
+            trial.confirm(number)
+            if not is_sound_elsewhere:
+                unit.add_suspects(unit.end_streak(number))
+        return bool(idle)
+
     def _unblock_trial(self, unit: UnitState) -> bool:
-        """Replace a paused worker if a trial waits and all other workers are gone."""
-        if any(not worker.paused for worker in unit.workers.values()):
+        """Replace a worker if a trial waits for a sound one, and no worker has work that would show whether it is
+        sound; of two, the paused one."""
+        unpaused = [worker for worker in unit.workers.values() if not worker.paused]
+        if unpaused and (unit.has_sound_worker() or unit.replaced_enough):
+            return False
+        if not all(self._is_idle(unit, worker) for worker in unpaused):
             return False
         return any(
             self._replace(unit, worker, "no other worker is left to try the items that failed in it")
-            for worker in list(unit.workers.values())
+            for worker in sorted(unit.workers.values(), key=lambda worker: not worker.paused)
         )
 
     def _is_idle(self, unit: UnitState, worker: Worker) -> bool:

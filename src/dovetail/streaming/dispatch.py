@@ -218,7 +218,7 @@ def _idle_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
     if suspect.memory_bytes:
         return _large_worker(unit.pool.by_load[:1], suspect)
     if suspect.needs_sound_worker:
-        return _sound_worker(unit, unit.pool.idle_workers())
+        return _sound_worker(unit, suspect, unit.pool.idle_workers())
     first = unit.pool.find_idle()
     if not suspect.failed_on or first is None:
         return first
@@ -228,10 +228,12 @@ def _idle_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
     return next((worker for worker in unit.pool.idle_workers() if worker.id != suspect.failed_on), first)
 
 
-def _sound_worker(unit: UnitState, workers: Iterable[Worker]) -> Worker | None:
-    """The first worker that can show what is wrong with items; any worker if the unit neither has nor starts such
-    workers."""
-    waits = unit.has_sound_worker()
+def _sound_worker(unit: UnitState, suspect: Suspect, workers: Iterable[Worker]) -> Worker | None:
+    """The first worker that can show what is wrong with items. Items that may break workers wait for the end of a
+    trial, which needs sound workers, too."""
+    if suspect.broke_worker and unit.trial is not None:
+        return None
+    waits = unit.waits_for_sound_worker(suspect)
     return next((worker for worker in workers if not waits or unit.is_sound(worker)), None)
 
 
@@ -247,7 +249,7 @@ def _busy_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
             for on_node in by_node.values()
             for worker in on_node.values()
         )
-        return _sound_worker(unit, busy)
+        return _sound_worker(unit, suspect, busy)
     worker = pool.least_loaded("")
     return worker if worker is not None and worker.messages else None
 

@@ -7,10 +7,11 @@ succession than bad items explain, the worker is suspected, and its held items a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from dovetail.streaming.epochs import Epoch
     from dovetail.streaming.worker_pool import Suspect
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 MIN_SUSPICIOUS_STREAK = 2
 MAX_FALSE_ALARMS = 0.001
 """Expected number of streaks of bad items that are mistaken for a broken worker, per unit."""
+MAX_REPLACEMENTS_WITHOUT_SUCCESS = 3
+"""Workers of a unit that are replaced, with no call that passes in between, before its items are to blame."""
 MAX_HELD_CALLS = 100
 """Failed calls of one worker that are held; beyond it, the oldest counts as the fault of its items."""
 
@@ -62,17 +65,18 @@ class FailureStreak:
         return held
 
     def drop_epoch(self, epoch: Epoch) -> None:
-        self.held = [suspect for suspect in self.held if suspect.epoch is not epoch]
+        self.held = _without_epoch(self.held, epoch)
 
 
 class Trial:
     """Items that failed in a suspected worker, while they are tried on other workers.
 
     One of them passes: the worker is broken. All fail: they are to blame. The item that failed first is not tried
-    until the worker is known to be broken, because it may be what breaks workers.
+    until the worker is known to be broken, because it may be what breaks workers. An item that fails in a trial may
+    have broken that worker, too: its failure counts when that worker passes another call.
     """
 
-    __slots__ = ("failed", "first", "open", "passed", "streak", "worker")
+    __slots__ = ("failed", "first", "open", "passed", "streak", "unconfirmed", "worker")
 
     def __init__(self, worker: int, streak: int, first: Suspect | None) -> None:
         self.worker = worker
@@ -82,24 +86,59 @@ class Trial:
         """The items that failed first in the streak."""
         self.open: list[Suspect] = []
         """Items that wait for a worker or run."""
+        self.unconfirmed: dict[int, list[Suspect]] = {}
+        """Worker -> items that failed in it since its last call that passed, in the order of their failure."""
         self.failed: list[Suspect] = []
         self.passed = False
 
+    @property
+    def is_over(self) -> bool:
+        return not self.open and not self.unconfirmed
+
     def begin(self, suspects: Iterable[Suspect]) -> None:
         self.open.extend(suspects)
+
+    def begin_first(self) -> list[Suspect]:
+        """Try the items that failed first, too."""
+        suspects = [] if self.first is None else [replace(self.first, trial=self)]
+        self.first = None
+        self.begin(suspects)
+        return suspects
 
     def close(self, suspect: Suspect) -> None:
         """The items have run, whatever the result."""
         self.open = [other for other in self.open if other is not suspect]
 
-    def add_failed(self, suspect: Suspect) -> None:
-        self.failed.append(suspect)
+    def add_failed(self, suspect: Suspect, worker: int) -> None:
+        self.unconfirmed.setdefault(worker, []).append(suspect)
+
+    def confirm(self, worker: int) -> None:
+        """The worker passed another call: it was not to blame for what failed in it."""
+        self.failed.extend(self.unconfirmed.pop(worker, []))
+
+    def take_unconfirmed(self, worker: int) -> list[Suspect]:
+        """The worker is broken or gone: what failed in it proves nothing."""
+        return self.unconfirmed.pop(worker, [])
 
     def mark_passed(self) -> None:
         self.passed = True
 
+    def waiting(self) -> Iterator[Suspect]:
+        """Items that neither wait for a worker nor run."""
+        yield from self.failed
+        for suspects in self.unconfirmed.values():
+            yield from suspects
+        if self.first is not None:
+            yield self.first
+
     def drop_epoch(self, epoch: Epoch) -> None:
-        self.open = [suspect for suspect in self.open if suspect.epoch is not epoch]
-        self.failed = [suspect for suspect in self.failed if suspect.epoch is not epoch]
+        self.open = _without_epoch(self.open, epoch)
+        self.failed = _without_epoch(self.failed, epoch)
+        kept = {worker: _without_epoch(suspects, epoch) for worker, suspects in self.unconfirmed.items()}
+        self.unconfirmed = {worker: suspects for worker, suspects in kept.items() if suspects}
         if self.first is not None and self.first.epoch is epoch:
             self.first = None
+
+
+def _without_epoch(suspects: list[Suspect], epoch: Epoch) -> list[Suspect]:
+    return [suspect for suspect in suspects if suspect.epoch is not epoch]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Note
 from dovetail.control.lifecycle import RunState, WorkerState, checked_run_move
-from dovetail.streaming.failure_streak import FailureStreak
+from dovetail.streaming.failure_streak import MAX_REPLACEMENTS_WITHOUT_SUCCESS, FailureStreak
 from dovetail.streaming.queues import UnitQueue
 from dovetail.streaming.throughput import ThroughputEstimator
 from dovetail.streaming.worker_pool import WorkerPool
@@ -613,11 +613,8 @@ class UnitState:
             self.mark_dirty_with_parents()
 
     def is_sound(self, worker: Worker) -> bool:
-        """Whether a worker can show what is wrong with items: no failure of its own is unexplained."""
-        if worker.state is not WorkerState.READY or worker.paused:
-            return False
-        streak = self.streaks.get(worker.id)
-        return streak is None or not streak.held
+        """Whether a worker can show what is wrong with items: its last call passed, or it has had none."""
+        return worker.state is WorkerState.READY and not worker.paused and worker.id not in self.streaks
 
     def has_sound_worker(self) -> bool:
         """Whether a worker can show what is wrong with items, now or when it has started."""
@@ -626,15 +623,22 @@ class UnitState:
             for worker in self.workers.values()
         )
 
+    def waits_for_sound_worker(self, suspect: Suspect) -> bool:
+        """Whether items that need a sound worker wait for one, instead of running on any worker."""
+        return self.has_sound_worker() or (suspect.trial is not None and not self.replaced_enough)
+
+    @property
+    def replaced_enough(self) -> bool:
+        """Whether new workers fail, too, so that the items are to blame."""
+        return self.replaced_in_succession >= MAX_REPLACEMENTS_WITHOUT_SUCCESS
+
     def waiting_suspects(self) -> Iterator[Suspect]:
         """All failed items that are not at a worker."""
         yield from self.suspects
         for streak in self.streaks.values():
             yield from streak.held
         if self.trial is not None:
-            yield from self.trial.failed
-            if self.trial.first is not None:
-                yield self.trial.first
+            yield from self.trial.waiting()
 
     # --- flow control
 
