@@ -6,6 +6,7 @@ import marshal
 import os
 import pickle
 from struct import Struct
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.engines.local.buffer_pool import MappedPayload, write_all
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
+    from dovetail.engines.local.buffer_pool import BufferPool
     from dovetail.engines.local.protocol import Chunk
 
 
@@ -36,16 +38,50 @@ class CallBody(NamedTuple):
 
 def pack_value(value: object) -> CallBody:
     """Pickle a value; the sender closes the descriptors."""
-    data = _pickle_if_small(value)
+    data = pickle_if_small(value)
     if data is not None:
         return CallBody(data)
     try:
-        return _pack_into_shared_memory(value)
+        packed = pack_items(None, [value])
+        return CallBody(marshal.dumps(part_lengths(packed)), (_write_shared_memory(layout_chunks(packed)),))
     except OSError:  # no memory or no descriptor is left
         return CallBody(pickle_value(value))
 
 
-def _pickle_if_small(value: object) -> bytes | None:
+class CallBuffers:
+    """Shared memory for large arguments, reused when the called process is done with it. Thread: any."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+        self._lock = Lock()
+
+    def pack(self, value: object) -> tuple[CallBody, int]:
+        """The body, and the number of its buffer (0: none), which `release` takes. The sender closes the
+        descriptors."""
+        packed = pack_items(None, [value])
+        try:
+            with self._lock:
+                placed = self._pool.put(packed)
+                fd = placed.fd if placed.spilled else os.dup(placed.fd)
+        except OSError:  # no memory or no descriptor is left
+            return CallBody(pickle_value(value)), 0
+        return CallBody(marshal.dumps(placed.lengths), (fd,)), 0 if placed.spilled else placed.buffer
+
+    def release(self, buffer: int, *, is_unused: bool) -> None:
+        """`is_unused`: no process has a view of it."""
+        with self._lock:
+            if is_unused:
+                self._pool.free(buffer)
+            else:
+                self._pool.discard(buffer)
+            self._pool.take_closed()  # descriptors are sent with every call
+
+    def close(self) -> None:
+        with self._lock:
+            self._pool.close()
+
+
+def pickle_if_small(value: object) -> bytes | None:
     """The pickled value; None: it is large."""
     buffers: list[object] = []
     try:
@@ -65,11 +101,6 @@ def _nbytes(buffer: Any) -> int:
         return view.nbytes
 
 
-def _pack_into_shared_memory(value: object) -> CallBody:
-    packed = pack_items(None, [value])
-    return CallBody(marshal.dumps(part_lengths(packed)), (_write_shared_memory(layout_chunks(packed)),))
-
-
 def _write_shared_memory(chunks: list[ReadableBuffer]) -> int:
     fd = os.memfd_create("call", os.MFD_CLOEXEC)
     try:
@@ -80,18 +111,38 @@ def _write_shared_memory(chunks: list[ReadableBuffer]) -> int:
     return fd
 
 
-def load_value(data: Chunk, descriptors: Sequence[int] = ()) -> Any:
-    """The value; closes the descriptors. Arrays in shared memory are mapped copy-on-write: writes are private."""
+class OpenedValue:
+    """A received value, and the shared memory that it may be in."""
+
+    __slots__ = ("_mapped", "value")
+
+    def __init__(self, value: Any, mapped: MappedPayload | None = None) -> None:
+        self.value = value
+        self._mapped = mapped
+
+    def close(self) -> bool:
+        """Drop the value. False: a view of the shared memory is kept elsewhere."""
+        self.value = None
+        return self._mapped is None or self._mapped.close()
+
+
+def open_value(data: Chunk, descriptors: Sequence[int] = ()) -> OpenedValue:
+    """Load a value; closes the descriptors. Arrays in shared memory are mapped copy-on-write: writes are private."""
     if not descriptors:
         if data[:1] == _LAYOUT_MARK:
-            return _load_layout(data)
-        return pickle.loads(data)  # noqa: S301 - from our driver or a worker of the same run
+            return OpenedValue(_load_layout(data))
+        return OpenedValue(pickle.loads(data))  # noqa: S301 - from our driver or a worker of the same run
     try:
         mapped = MappedPayload(descriptors[0], marshal.loads(data))  # noqa: S302 - from a worker of the same run
     finally:
         close_descriptors(descriptors)
     _, (value,) = unpack_payload(mapped.stream, mapped.buffers)
-    return value
+    return OpenedValue(value, mapped)
+
+
+def load_value(data: Chunk, descriptors: Sequence[int] = ()) -> Any:
+    """See `open_value`."""
+    return open_value(data, descriptors).value
 
 
 # ---------------------------------------------------------------------------------------------- for another machine
@@ -103,7 +154,7 @@ _LAYOUT_HEADER = Struct("<cI")
 
 def pack_portable(value: object) -> bytes:
     """A value as one buffer, which `load_value` accepts."""
-    data = _pickle_if_small(value)
+    data = pickle_if_small(value)
     if data is not None:
         return data
     packed = pack_items(None, [value])

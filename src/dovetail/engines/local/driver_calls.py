@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.control.engine import WorkerLostError
 from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
-from dovetail.engines.local.call_body import load_value, pack_value, to_portable, to_shared_memory
+from dovetail.engines.local.call_body import (
+    CallBody,
+    CallBuffers,
+    load_value,
+    pickle_if_small,
+    to_portable,
+    to_shared_memory,
+)
 from dovetail.engines.local.protocol import close_descriptors
 
 if TYPE_CHECKING:
@@ -18,7 +25,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.engine import CallOptions
     from dovetail.engines.call_future import Body
-    from dovetail.engines.local.call_body import CallBody
+    from dovetail.engines.local.buffer_pool import BufferPool
     from dovetail.engines.local.protocol import Chunk
     from dovetail.engines.local.remote_calls import CallRouter
     from dovetail.engines.local.worker_state import RankProcess
@@ -48,6 +55,7 @@ class DriverCalls:
         flush: Callable[[RankProcess], None],
         wake: Callable[[], None],
         poll_until: Callable[[Callable[[], bool], float | None], bool],
+        new_pool: Callable[[], BufferPool],
     ) -> None:
         """`lock`: of the engine. `flush` sends the queued frames of a process, `wake` wakes the polling thread."""
         self._router = router
@@ -58,6 +66,9 @@ class DriverCalls:
         self.load, self.drop = load_value, close_descriptors
         self.completions = CompletionThread()
         self._deadlines = CallDeadlines()
+        self._buffers = CallBuffers(new_pool())
+        self._buffer_of: dict[int, int] = {}
+        """Number of a call -> buffer of its arguments."""
         self._open: dict[int, CallFuture] = {}
         """Calls with a deadline, by number."""
         self._polling_until = 0.0
@@ -67,7 +78,9 @@ class DriverCalls:
         self, options: CallOptions, worker: int, hosted: str, method: str, args: Any, named: dict[str, Any]
     ) -> CallFuture:
         call = CallFuture(self)
-        self._send(options, worker, hosted, method, pack_value((args, named)), call)
+        data = pickle_if_small((args, named))
+        body, buffer = self._buffers.pack((args, named)) if data is None else (CallBody(data), 0)
+        self._send(options, worker, hosted, method, body, call, buffer)
         return call
 
     def call_pickled(
@@ -78,13 +91,22 @@ class DriverCalls:
         return call
 
     def _send(
-        self, options: CallOptions, worker: int, hosted: str, method: str, body: CallBody, call: CallFuture
+        self,
+        options: CallOptions,
+        worker: int,
+        hosted: str,
+        method: str,
+        body: CallBody,
+        call: CallFuture,
+        buffer: int = 0,
     ) -> None:
         deadline_s = options.deadline_s
         deadline = 0.0 if deadline_s is None else time.monotonic() + deadline_s
         try:
             with self._lock:
                 rank = self._router.call_from_driver(worker, options.rank, hosted, method, body, deadline, call)
+                if buffer:
+                    self._buffer_of[call.number] = buffer
                 if deadline_s is not None:
                     call.deadline_s = deadline_s
                     self._deadlines.add(call.number, deadline)
@@ -92,6 +114,8 @@ class DriverCalls:
                 self._flush(rank)
         except (WorkerLostError, LookupError) as error:
             close_descriptors(body.descriptors)
+            if buffer:
+                self._buffers.release(buffer, is_unused=True)
             call.deliver_here(False, error)
             return
         if deadline and deadline < self._polling_until:
@@ -106,10 +130,17 @@ class DriverCalls:
             self._flush(rank)
         return True
 
-    def forget(self, call: CallFuture) -> None:
-        """The call has ended. Hold the lock."""
+    def forget(self, call: CallFuture, *, is_unused: bool = False) -> None:
+        """The call has ended. `is_unused`: no process has a view of its arguments. Hold the lock."""
+        if self._buffer_of:
+            self._release_buffer(call, is_unused)
         if call.deadline_s is not None and self._open.pop(call.number, None) is not None:
             self._deadlines.discard(call.number)
+
+    def _release_buffer(self, call: CallFuture, is_unused: bool) -> None:
+        buffer = self._buffer_of.pop(call.number, 0)
+        if buffer:
+            self._buffers.release(buffer, is_unused=is_unused)
 
     def seconds_left(self, limit_s: float) -> float:
         """Seconds until the next deadline, at most the limit (below 0: none). The polling thread waits as long."""
@@ -127,6 +158,7 @@ class DriverCalls:
         with self._lock:
             for number in self._deadlines.take_due(time.monotonic()):
                 call = self._open.pop(number)
+                self._release_buffer(call, is_unused=False)
                 rank = self._router.withdraw(call)
                 if rank is not None:
                     self._flush(rank)
@@ -136,3 +168,4 @@ class DriverCalls:
 
     def close(self) -> None:
         self.completions.close()
+        self._buffers.close()

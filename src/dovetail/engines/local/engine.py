@@ -231,7 +231,12 @@ class LocalEngine:
             with self._lock:
                 if self._driver_calls is None:
                     self._driver_calls = DriverCalls(
-                        self._calls, self._lock, self._flush_rank, self._wakeup.wake, self._poll_until
+                        self._calls,
+                        self._lock,
+                        self._flush_rank,
+                        self._wakeup.wake,
+                        self._poll_until,
+                        self._payloads.new_pool,
                     )
         return self._driver_calls
 
@@ -519,7 +524,7 @@ class LocalEngine:
         with self._lock:
             call = self._calls.on_answer(child, frame)
             if call is not None and self._driver_calls is not None:
-                self._driver_calls.forget(call)
+                self._driver_calls.forget(call, is_unused=frame.head[3])
         if call is not None:
             call.deliver(frame.head[2], frame.body, frame.descriptors)
 

@@ -21,7 +21,7 @@ from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.item_keys import as_tuple, join_keys, slice_keys
 from dovetail.engines.local import message_input
 from dovetail.engines.local.buffer_pool import BufferPool, PayloadReader
-from dovetail.engines.local.call_body import load_value, pack_value
+from dovetail.engines.local.call_body import open_value, pack_value
 from dovetail.engines.local.message_input import (
     UNPICKLABLE_TEXT,
     UNWRITABLE_TEXT,
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from dovetail.control.payload import Writer
     from dovetail.engines.item_keys import Keys
     from dovetail.engines.local.buffer_pool import CopiedPayload, MappedPayload, PlacedPayload
+    from dovetail.engines.local.call_body import OpenedValue
     from dovetail.engines.local.payload_codec import PackedPayload
     from dovetail.engines.local.peer_links import PeerLinks
     from dovetail.engines.local.protocol import Chunk, Frame
@@ -672,10 +673,11 @@ class MessageRunner:
             self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
             return
         try:
-            value = call_hosted(executor, frame)
+            opened = open_value(frame.body, frame.descriptors)
+            value = call_hosted(executor, frame, opened)
             if inspect.isawaitable(value):  # an async method of an object whose __call__ is not async, or that has none
                 value = self.await_result(value, number, loop)
-            self.reply(number, value)
+            self.reply(number, value, opened)
         except BaseException as error:  # passed to the caller
             self.reply_error(number, error)
         finally:
@@ -705,13 +707,15 @@ class MessageRunner:
             self.calls.set_cancel(number, future.cancel)
         return future.result()
 
-    def reply(self, number: int, value: object) -> None:
+    def reply(self, number: int, value: object, arguments: OpenedValue) -> None:
+        """Send the result, and whether the shared memory of the arguments is unused."""
         if number < 0 and self.links is not None:
             self.links.answer(number, True, value)
             return
         body = pack_value(value)
         try:
-            self.send("answer", number, True, body=[body.data], descriptors=body.descriptors)
+            is_unused = arguments.close()
+            self.send("answer", number, True, is_unused, body=[body.data], descriptors=body.descriptors)
         finally:
             close_descriptors(body.descriptors)
 
@@ -725,12 +729,12 @@ class MessageRunner:
         if number < 0 and self.links is not None:
             self.links.answer(number, False, error)
             return
-        self.send("answer", number, False, body=[body])
+        self.send("answer", number, False, False, body=[body])
 
 
-def call_hosted(executor: UnitExecutor, frame: Frame) -> Any:
+def call_hosted(executor: UnitExecutor, frame: Frame, arguments: OpenedValue) -> Any:
     """Call the method of a hosted object that a frame requests; its result may be awaitable."""
-    args, named = load_value(frame.body, frame.descriptors)
+    args, named = arguments.value
     return executor.call(frame.head[3], *args, **named)
 
 

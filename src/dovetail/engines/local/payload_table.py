@@ -321,7 +321,7 @@ class PayloadTable:
         if packed.size <= MAX_INLINE_BYTES:
             return Segment(number, packed.items, packed.size, "", InlineRef(bytes(join_layout(packed)), sizes))
         with self._pool_lock:
-            pool = self._pool = self._pool or BufferPool(self._limit // 4, self._spill)
+            pool = self._pool = self._pool or self.new_pool()
             self._free_own(pool)
             placed = pool.put(packed, spill=bool(self._flags() & FLAG_SPILL))
             if placed.spilled:
@@ -329,6 +329,10 @@ class PayloadTable:
             self._own_live_bytes += placed.size
         ref = SharedRef(placed.fd, sizes, placed.size, 0, placed.buffer, self._own_freed)
         return Segment(number, packed.items, placed.size, "", ref)
+
+    def new_pool(self) -> BufferPool:
+        """A pool of this process."""
+        return BufferPool(self._limit // 4, self._spill)
 
     def adopt(self, items: int, sizes: tuple[int, ...], data: bytes | memoryview) -> Segment:
         """Store a payload that was packed elsewhere. Thread: one at a time."""

@@ -111,7 +111,7 @@ class CallRouter:
 
     def on_answer(self, child: LocalWorker, frame: Frame) -> CallFuture | None:
         """Forward the answer to a worker; or return its receiver in this process (deliver it without the lock)."""
-        _, number, fine = frame.head
+        number, fine = frame.head[1:3]
         waits = child.calls.pop(number, None)
         if isinstance(waits, tuple) and not waits[0].has_exited:
             other, its_number = waits

@@ -14,6 +14,7 @@ from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.control.engine import CONTROL_METHODS
+from dovetail.engines.local.call_body import open_value
 from dovetail.engines.local.message_runner import call_hosted
 
 if TYPE_CHECKING:
@@ -362,10 +363,11 @@ class AsyncSlots:
                 task = asyncio.current_task()
                 assert task is not None
                 calls.set_cancel(number, partial(self._loop.call_soon_threadsafe, task.cancel))
-                value = call_hosted(self._executor, frame)
+                opened = open_value(frame.body, frame.descriptors)
+                value = call_hosted(self._executor, frame, opened)
                 if inspect.isawaitable(value):
                     value = await value
-                self._runner.reply(number, value)
+                self._runner.reply(number, value, opened)
             except BaseException as error:  # passed to the caller
                 self._runner.reply_error(number, error)
             finally:
