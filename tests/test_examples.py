@@ -9,6 +9,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import pytest
 
@@ -71,6 +72,13 @@ EXPECTED = {
         "{'words': 7, 'letters': 30, 'spaces': 6, 'loud': None}",
         "words failed: 0 failed column 'words', row 17179869895",
     ],
+    "11_actors.py": [
+        "trainer    0.25 CPU in train  node-0           1      1",
+        "trainer, pool, sync share one process instead of 3: 0.75 CPUs apart, 0.25 together",
+        "iteration   0  training   18.5  validation   16.5  ###",
+        "ready, 6 of 6 instances ready",
+        "goal of 190 steps reached: True",
+    ],
 }
 ON_RAY = ["08_ray.py"]
 ON_ONE_CPU = ["10_backfill.py"]
@@ -82,13 +90,23 @@ def test_every_example_has_expected_lines() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.name not in ON_RAY], ids=lambda path: path.name)
-def test_an_example_prints_the_expected_lines(path: Path) -> None:
-    run_example(path)
+def test_an_example_prints_the_expected_lines(path: Path, tmp_path: Path) -> None:
+    run_example(path, folder=tmp_path)
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.name in ON_RAY], ids=lambda path: path.name)
-def test_an_example_on_ray_prints_the_expected_lines(path: Path, ray_address: str) -> None:
-    run_example(path, f"ray:{ray_address}")
+def test_an_example_on_ray_prints_the_expected_lines(path: Path, tmp_path: Path, ray_address: str) -> None:
+    run_example(path, f"ray:{ray_address}", folder=tmp_path)
+
+
+def test_actors_learn_the_same_on_ray_and_draw_their_learning_curve(tmp_path: Path, ray_address: str) -> None:
+    path = next(path for path in EXAMPLES if path.name == "11_actors.py")
+    run_example(path, "--engine", f"ray:{ray_address}", "--report", "curve.svg", folder=tmp_path)
+    picture = ElementTree.parse(tmp_path / "curve.svg").getroot()
+    curves = [one.attrib["points"].split() for one in picture.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(points) for points in curves] == [30, 30]
+    heights = [float(point.split(",")[1]) for point in curves[1]]
+    assert heights[-1] < heights[0] - 250, "the curve rises; y grows downwards"
 
 
 @contextmanager
@@ -102,9 +120,10 @@ def one_cpu() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def run_example(path: Path, *arguments: str) -> None:
+def run_example(path: Path, *arguments: str, folder: Path) -> None:
+    words = [sys.executable, str(path), *arguments]
     with one_cpu() if path.name in ON_ONE_CPU else nullcontext():
-        shown = subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, check=False)
+        shown = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert [line for line in EXPECTED[path.name] if line not in shown.stdout] == []
 
