@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from dovetail.errors import (
         ActorLostError,
+        CallCycleError,
         CallTimeoutError,
         ClusterError,
         ConfigError,
@@ -72,6 +73,7 @@ _MODULE_BY_NAME = {
     "BackfillResult": "backfill.result",
     "CallFuture": "actors.call_router",
     "CallFutures": "actors.call_router",
+    "CallCycleError": "errors",
     "CallTimeoutError": "errors",
     "CardShare": "resources.seat",
     "Cluster": "resources.cluster",
@@ -149,6 +151,7 @@ __all__ = [
     "BackfillResult",
     "CallFuture",
     "CallFutures",
+    "CallCycleError",
     "CallTimeoutError",
     "CardShare",
     "Cluster",

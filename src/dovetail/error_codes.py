@@ -637,6 +637,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     ),
     ("DT523", 1, "A running actor system failed.", "Correct the error that the message shows."),
     ("DT524", 2, "A role cannot have this number of instances.", "Use a number that the message allows."),
+    (
+        "DT525",
+        1,
+        "Calls wait for each other, and all slots of their objects are taken: they would never be answered.",
+        "Give one of the objects more slots, or make one of the calls without waiting for its result.",
+    ),
 )
 
 ERROR_CODES: dict[str, ErrorCode] = {

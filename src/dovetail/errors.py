@@ -11,6 +11,7 @@ The tree, with the exit code of the command line:
     ├── EngineError           5   the engine cannot be started or reached
     ├── RunError              1   the work was started and failed
     │   ├── ActorLostError    1   an actor died during a call, or is dead
+    │   ├── CallCycleError    1   calls of actors wait for each other
     │   └── CallTimeoutError  1   a call of an actor was not answered in time
     └── LedgerError           1   a seat was taken twice, or returned without having been taken
 
@@ -45,6 +46,7 @@ __all__ = [
     "ActorLostError",
     "AddNodes",
     "Call",
+    "CallCycleError",
     "CallTimeoutError",
     "Change",
     "ClusterError",
@@ -408,6 +410,10 @@ class ActorLostError(RunError):
 
 class CallTimeoutError(RunError, TimeoutError):
     """A call of an actor was not answered before its deadline."""
+
+
+class CallCycleError(RunError):
+    """A call of an actor would never be answered: the slots that it waits for wait for its caller."""
 
 
 class LedgerError(DovetailError):

@@ -71,6 +71,8 @@ class Asker:
     def ask(self, role: str, method: str, *args: Any) -> Any:
         return getattr(self.worker.actors[role].one, method)(*args).result(PATIENCE_S)
 
+
+class LastAsker(Asker):
     def teardown(self) -> None:
         print("counted", self.worker.actors.counter.one.add(100).result(PATIENCE_S))  # noqa: T201 - its log
 
@@ -244,9 +246,16 @@ def test_calls_after_a_stop_are_refused(in_process: None) -> None:
 
 
 def test_roles_call_each_other_also_in_a_teardown(tmp_path: Path) -> None:
-    with launch(role("asker", Asker, after=["counter"]), role("counter"), run_dir=tmp_path / "run") as live:
+    with launch(role("asker", LastAsker, after=["counter"]), role("counter"), run_dir=tmp_path / "run") as live:
         assert live.asker.one.ask("counter", "add", 3).result(PATIENCE_S) == 3
     assert any("counted 103" in log.read_text() for log in (tmp_path / "run" / "logs").iterdir())
+
+
+def test_roles_that_wait_for_each_other_fail_and_are_named(tmp_path: Path) -> None:
+    with launch(role("trainer", Asker), role("pool", Asker), role("counter"), run_dir=tmp_path / "run") as live:
+        with pytest.raises(dt.CallCycleError, match=r"pool\[0\] -> trainer\[0\] -> pool\[0\]"):
+            live.trainer.one.ask("pool", "ask", "trainer", "ask", "counter", "add").result(PATIENCE_S)
+        assert live.trainer.one.ask("pool", "ask", "counter", "add").result(PATIENCE_S) == 1
 
 
 def test_a_killed_instance_is_restarted_and_calls_wait_for_it() -> None:

@@ -26,10 +26,12 @@ from dovetail.control.events import (
     WorkerReady,
 )
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, Raises
+from dovetail.errors import CallCycleError
 from dovetail.pipeline.stage_code import StageCode
 from dovetail.resources.seat import Seat
 from engines.scene import (
     NODE,
+    SEVERAL_CHECKS_S,
     AsyncNeighbour,
     Caller,
     Does,
@@ -727,10 +729,10 @@ class ProcessContract(EngineContract):
         waiting = scene.engine.call(1, "one", "outcomes", 2, 2, "a", "__str__")
         scene.listen()
         scene.rig.kill(2)
-        assert scene.result(waiting) == ["WorkerLostError"] * 2
+        assert scene.result(waiting) == ["lost"] * 2
         scene.lost(2)
         again = scene.engine.call(1, "one", "outcomes", 2, 1, "other", "give_back", 1)
-        assert scene.result(again) == ["WorkerLostError"]
+        assert scene.result(again) == ["lost"]
 
     @pytest.mark.parametrize("slots", [1, 2])
     def test_a_drain_answers_the_calls_that_a_worker_made_before_and_refuses_the_others(
@@ -743,8 +745,65 @@ class ProcessContract(EngineContract):
         calls = scene.engine.call(1, "one", "outcomes", 2, 20, "other", "linger", 0.01)
         again = scene.engine.call(1, "one", "outcomes", 2, 1, "other", "linger", 0.0)
         scene.submit(StopWorker(2))
-        assert set(scene.result(calls)) <= {"NoneType", "WorkerLostError"}
+        assert set(scene.result(calls)) <= {"NoneType", "lost"}
         scene.stopped(2)
-        assert scene.result(again) in (["NoneType"], ["WorkerLostError"])
+        assert scene.result(again) in (["NoneType"], ["lost"])
         last = scene.engine.call(1, "one", "outcomes", 2, 1, "other", "linger", 0.0)
-        assert scene.result(last) == ["WorkerLostError"]
+        assert scene.result(last) == ["lost"]
+
+    # Calls that wait for each other
+
+    def test_a_cycle_of_calls_that_wait_for_each_other_fails_and_is_named(self, scene_of: SceneOf) -> None:
+        scene = scene_of(one=Neighbour, other=Neighbour)
+        scene.ready(1, "one")
+        scene.ready(2, "other")
+        ask = ("ask_worker", 1, "one", "give_back", 7)
+        error = scene.error(scene.engine.call(1, "one", "ask_worker", 2, "other", *ask))
+        assert isinstance(error, CallCycleError)
+        assert "other (worker 2) -> one (worker 1) -> other (worker 2)" in str(error)
+        assert scene.result(scene.engine.call(1, "one", "ask_worker", 2, "other", "give_back", 7)) == 7
+
+    def test_calls_in_both_directions_that_wait_for_each_other_do_not_hang(self, scene_of: SceneOf) -> None:
+        """None of the two began within the other."""
+        scene = scene_of(one=Neighbour, other=Neighbour)
+        scene.ready(1, "one")
+        scene.ready(2, "other")
+        calls = [
+            scene.engine.call(1, "one", "ask_after", 0.2, 2, "other", "give_back", 7),
+            scene.engine.call(2, "other", "ask_after", 0.2, 1, "one", "give_back", 7),
+        ]
+        errors = [scene.error(call) for call in calls]
+        assert any(isinstance(error, CallCycleError) for error in errors)
+        assert all(error is None or isinstance(error, CallCycleError) for error in errors)
+
+    @pytest.mark.parametrize("objects", [("one",), ("one", "other")])
+    def test_an_object_that_waits_for_its_own_only_slot_fails(
+        self, scene_of: SceneOf, objects: tuple[str, ...]
+    ) -> None:
+        scene = scene_of(one=Neighbour, other=Neighbour)
+        scene.ready(1, *objects)
+        error = scene.error(scene.engine.call(1, "one", "ask", "one", "give_back", 7))
+        assert isinstance(error, CallCycleError)
+        assert "one (worker 1) -> one (worker 1)" in str(error)
+        assert scene.result(scene.engine.call(1, "one", "give_back", 7)) == 7
+
+    def test_a_cycle_of_calls_within_a_process_fails(self, scene_of: SceneOf) -> None:
+        scene = scene_of(one=Neighbour, other=Neighbour)
+        scene.ready(1, "one", "other")
+        error = scene.error(scene.engine.call(1, "one", "ask", "other", "ask", "one", "give_back", 7))
+        assert isinstance(error, CallCycleError)
+        assert "other (worker 1) -> one (worker 1) -> other (worker 1)" in str(error)
+
+    def test_long_waits_that_end_are_no_cycles(self, scene_of: SceneOf) -> None:
+        """With a free slot, behind other work, and if the called object makes a call and does not wait for it."""
+        scene = scene_of(one=Neighbour, other=Neighbour, third=AsyncNeighbour)
+        scene.ready(1, "one")
+        scene.ready(2, "other", "third", slots=2)
+        call = scene.engine.call
+        back = ("ask_worker", 2, "other", "linger", SEVERAL_CHECKS_S)
+        assert scene.result(call(2, "other", "ask_worker", 1, "one", *back)) is None
+        assert scene.result(call(1, "one", "ask_worker", 2, "other", "tell", 1, "one", "give_back", 7)) is None
+        assert scene.result(call(1, "one", "ask_worker", 2, "third", "linger", SEVERAL_CHECKS_S)) is None
+        busy = call(1, "one", "linger", SEVERAL_CHECKS_S)
+        assert scene.result(call(2, "other", "ask_worker", 1, "one", "give_back", 7)) == 7
+        assert scene.result(busy) is None

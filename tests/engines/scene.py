@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.control.commands import RunBatches, StartWorker
+from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.resources.seat import Seat
 from waiting import PATIENCE_S
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from dovetail.pipeline.stage_code import StageCode
 
 NODE = "node-0"
+SEVERAL_CHECKS_S = 0.6
+"""A worker that waits so long has looked for a deadlock at least twice."""
 E = TypeVar("E")
 
 
@@ -155,10 +158,20 @@ class Neighbour:
     def ask_worker(self, worker: int, name: str, method: str, *args: Any, rank: int = 0) -> Any:
         return self._worker.call_rank(worker, rank, name, method, *args).result(PATIENCE_S)
 
+    def ask_after(self, seconds: float, worker: int, name: str, method: str, *args: Any) -> Any:
+        time.sleep(seconds)
+        return self.ask_worker(worker, name, method, *args)
+
+    def tell(self, worker: int, name: str, method: str, *args: Any) -> None:
+        """Make a call, and do not wait for it."""
+        self._worker.call(worker, name, method, *args)
+        time.sleep(SEVERAL_CHECKS_S)
+
     def outcomes(self, worker: int, count: int, name: str, method: str, *args: Any) -> list[str]:
-        """Types of the results of so many calls, all made at once."""
+        """Types of the results of several calls, all made at once; "lost" for a lost worker."""
         futures = [self._worker.call(worker, name, method, *args) for _ in range(count)]
-        return [type(future.exception(PATIENCE_S) or future.result()).__name__ for future in futures]
+        ends = [future.exception(PATIENCE_S) or future.result() for future in futures]
+        return ["lost" if isinstance(end, WorkerLostError) else type(end).__name__ for end in ends]
 
     def results(self, worker: int, count: int, name: str, method: str, *args: Any) -> list[Any]:
         futures = [self._worker.call(worker, name, method, *args) for _ in range(count)]

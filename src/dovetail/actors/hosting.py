@@ -98,7 +98,8 @@ class HostedActor:
         context: WorkerContext = pickle.loads(worker.context)  # noqa: S301 - from our driver
         role, worker.index = context.instances[worker.unit]
         worker.incarnation = context.incarnation
-        self._name = f"{instance_name(role, worker.index)}, incarnation {worker.incarnation}"
+        worker.label = instance_name(role, worker.index)
+        self._name = f"{worker.label}, incarnation {worker.incarnation}"
         self._connect(worker, context)
         make = import_object(self._make, f"role {role!r}: cls=") if isinstance(self._make, str) else self._make
         actor = self._actor = make(*self._args, **self._kwargs)

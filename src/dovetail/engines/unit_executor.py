@@ -94,6 +94,12 @@ class UnitExecutor:
 
                 raise PipelineError(Problem("DT034", what, (f"unit {'+'.join(self.stages)}",), ("fuse=False",)))
 
+    @property
+    def label(self) -> str:
+        """The object that receives calls, in messages."""
+        worker = self._objects[-1].worker
+        return worker.label or f"{worker.unit} (worker {worker.id})"
+
     # --- setup and teardown
 
     def setup(self) -> None:

@@ -75,6 +75,8 @@ class Worker:
     """Of an actor: handles of the roles of its system, by name."""
     context: bytes = b""
     """See `StartWorker.context`."""
+    label: str = ""
+    """Its name in messages, such as "trainer[0]"; empty: the unit and the id. Set it in `setup`."""
     caller: Callable[..., Future[Any]] | None = None
     """Sends calls to other workers (worker, rank, hosted, method, arguments); set by the engine."""
 

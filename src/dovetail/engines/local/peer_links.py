@@ -13,14 +13,15 @@ import select
 import socket
 import time
 from collections import deque
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.control.engine import CallNotSentError, WorkerLostError
-from dovetail.engines.local.call_body import load_value, pack_value
+from dovetail.engines.local.call_body import CallBody, load_value, pack_value, to_portable
+from dovetail.engines.local.call_waits import WaitableCall
 from dovetail.engines.local.protocol import (
     DONT_WAIT,
     LINK_OPEN,
@@ -29,13 +30,15 @@ from dovetail.engines.local.protocol import (
     Channel,
     Frame,
     close_descriptors,
-    pickle_value,
+    encode_frame,
     send_frame,
 )
 
 if TYPE_CHECKING:
-    from dovetail.engines.local.call_body import CallBody
-    from dovetail.engines.local.message_runner import MessageRunner
+    from concurrent.futures import Future
+
+    from dovetail.engines.call_cycles import Process, WaitingSlot
+    from dovetail.engines.local.worker_main import WorkerProcess
 
 LINK_RETRY_S = 0.5
 """Minimum time between two requests for a link to a worker that was not on this machine: it may not have started."""
@@ -44,10 +47,38 @@ LINK_CALL_NUMBER = -1
 
 
 class OutgoingCall(NamedTuple):
-    number: int
-    hosted: str
-    method: str
+    """A call, a question about one, or the cancellation of one."""
+
+    head: tuple[Any, ...]
+    """Kind and number, then what the kind needs."""
     body: CallBody
+
+    @property
+    def number(self) -> int:
+        number: int = self.head[1]
+        return number
+
+
+class PeerCall(WaitableCall):
+    """Future of a call to another process."""
+
+    def __init__(self, links: PeerLinks, called: Process) -> None:
+        super().__init__(links.worker, called)
+        self._links = links
+
+    def cancel(self) -> bool:
+        """Cancel the call: if it has not begun, it never does; the result of a running one is dropped."""
+        if self.cancelled():
+            return True
+        if not super().cancel():
+            return False
+        self._links.withdraw(self)
+        return True
+
+    def withdraw(self, error: BaseException) -> None:
+        self._links.withdraw(self)
+        with suppress(InvalidStateError):
+            self.set_exception(error)
 
 
 class OutgoingLink:
@@ -86,8 +117,9 @@ class OutgoingLink:
             if not self.waiting:
                 return True
             self.sending = call = self.waiting.popleft()
-            self.unanswered.add(call.number)
-            self.channel.put(("call", call.number, call.hosted, call.method), [call.body.data], call.body.descriptors)
+            if call.head[0] != "cancel_call":
+                self.unanswered.add(call.number)
+            self.channel.put(call.head, [call.body.data], call.body.descriptors)
 
     def fail_unsent(self, why: str) -> None:
         """End the calls that were not sent completely."""
@@ -100,8 +132,12 @@ class OutgoingLink:
 class IncomingLink:
     """Calls of another process to this one."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, caller: Process) -> None:
         self.channel = Channel(socket.socket(fileno=fd))
+        self.caller = caller
+        self.is_at_end = False
+        """Whether no further calls will arrive."""
+        self.unanswered: set[int] = set()
         self._lock = Lock()
 
     def answer(self, number: int, fine: bool, body: CallBody) -> None:
@@ -112,23 +148,48 @@ class IncomingLink:
         finally:
             close_descriptors(body.descriptors)
 
+    def forget(self, number: int) -> None:
+        """A call was answered or withdrawn. Thread: any."""
+        self.unanswered.discard(number)
+        self.close_if_unused()
+
+    def close_if_unused(self) -> None:
+        if self.is_at_end and not self.unanswered:
+            self.channel.sock.close()
+
+    def try_answer(self, number: int, body: bytes) -> None:
+        """Send a short answer without blocking, or not at all. Thread: the one that receives."""
+        if self._lock.acquire(blocking=False):
+            with suppress(OSError):
+                self.channel.sock.send(encode_frame(("answer", number, True), [body])[0], DONT_WAIT)
+            self._lock.release()
+
+
+class ReceivedCall(NamedTuple):
+    link: IncomingLink
+    number: int
+    """The number that the caller gave it."""
+    depth: int
+    """How many callers wait for it."""
+
 
 class PeerLinks:
     """All links of this process. Frames are received by one thread at a time; calls are made by any thread."""
 
-    def __init__(self, driver: Channel, runner: MessageRunner) -> None:
+    def __init__(self, driver: Channel, worker: WorkerProcess) -> None:
         self._driver = driver
-        self._runner = runner
-        self._send_to_driver = runner.send
+        self.worker = worker
+        self._runner = worker.runner
+        self._send_to_driver = worker.runner.send
         self._lock = Lock()
         self._numbers = count(1)
-        self._pending: dict[int, tuple[Future[Any], OutgoingLink]] = {}
+        self._pending: dict[int, tuple[PeerCall, OutgoingLink]] = {}
         """Number of a call of this process -> its future."""
         self._links: dict[tuple[int, int], OutgoingLink] = {}
         """(Worker, rank) -> link."""
         self._by_fd: dict[int, OutgoingLink | IncomingLink] = {}
-        self._received: dict[int, tuple[IncomingLink, int]] = {}
-        """Number of a call to this process -> its link and the number that the caller gave it."""
+        self._received: dict[int, ReceivedCall] = {}
+        """Number of an unanswered call to this process -> call."""
         self._received_numbers = count(LINK_CALL_NUMBER, -1)
         self._epoll = select.epoll()
         self._epoll.register(driver.fileno(), select.EPOLLIN)
@@ -145,21 +206,41 @@ class PeerLinks:
         """Call an object of another process. Thread: any."""
         self._runner.exit_if_forked()
         body = pack_value((args, named))
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
+        future = PeerCall(self, (worker, rank))
+        self._start(future, ("call", hosted, method, future.depth), body)
+        return future
+
+    def ask_waiting(self, called: Process, call: tuple[int, int, int]) -> Future[list[WaitingSlot]]:
+        """Ask a process which slots a call waits for (`WorkerProcess.find_waiting`). A process with one slot that is at
+        work does not answer."""
+        future = PeerCall(self, called)
+        self._start(future, ("waiting", call), CallBody(b""))
+        return future
+
+    def _start(self, future: PeerCall, what: tuple[Any, ...], body: CallBody) -> None:
+        kind, *rest = what
         with self._lock:
-            link = self._links.get((worker, rank))
+            link = self._links.get(future.called)
             if link is None or self._should_retry(link):
-                link = self._request(worker, rank)
-            number = next(self._numbers)
+                link = self._request(*future.called)
+            number = future.number = next(self._numbers)
             self._pending[number] = future, link
             link.lock.acquire()  # before the other lock is released: keeps the order of calls
         try:
-            self._send(link, OutgoingCall(number, hosted, method, body))
+            self._send(link, OutgoingCall((kind, number, *rest), body))
         finally:
             link.lock.release()
         self._end_failed(link)
-        return future
+
+    def withdraw(self, call: PeerCall) -> None:
+        """Forget a call, and cancel it in the called process."""
+        future, link = self._pending.pop(call.number, (None, None))
+        if future is None or link is None:
+            return
+        link.unanswered.discard(call.number)
+        with link.lock:
+            self._send(link, OutgoingCall(("cancel_call", call.number), CallBody(b"")))
+        self._end_failed(link)
 
     def _should_retry(self, link: OutgoingLink) -> bool:
         """Whether a link to a worker that was not on this machine is requested again. Only while no relayed call is
@@ -178,8 +259,8 @@ class PeerLinks:
         """Send a call, or let it wait. Hold the lock of the link."""
         if link.state == LINK_RELAYED:
             self._relay(link, call)
-        elif link.state == LINK_OPEN and call.hosted not in link.names:
-            link.failed.append((call, LookupError(f"worker {link.worker} hosts no {call.hosted!r}")))
+        elif link.state == LINK_OPEN and call.head[0] == "call" and call.head[2] not in link.names:
+            link.failed.append((call, LookupError(f"worker {link.worker} hosts no {call.head[2]!r}")))
         elif link.state == LINK_REFUSED:
             link.failed.append((call, CallNotSentError(f"worker {link.worker} is gone")))
         else:
@@ -200,11 +281,13 @@ class PeerLinks:
 
     def _relay(self, link: OutgoingLink, call: OutgoingCall) -> None:
         """Send a call to the driver, which relays it to another machine."""
+        if call.head[0] != "call":
+            link.failed.append((call, LookupError("only calls are relayed")))
+            return
         link.unanswered.add(call.number)
-        data = call.body.data
-        if call.body.descriptors:
-            data = pickle_value(load_value(data, call.body.descriptors))
-        self._send_to_driver("ask", call.number, link.worker, call.hosted, call.method, link.rank, body=[data])
+        data = to_portable(call.body.data, call.body.descriptors)
+        _, number, hosted, method, _ = call.head
+        self._send_to_driver("ask", number, link.worker, hosted, method, link.rank, body=[data])
 
     def _end_failed(self, link: OutgoingLink) -> None:
         """Hold no lock."""
@@ -223,7 +306,9 @@ class PeerLinks:
         if future is None or link is None:
             return
         link.unanswered.discard(number)
-        with suppress(InvalidStateError):
+        with suppress(InvalidStateError):  # it was withdrawn
+            if not future.set_running_or_notify_cancel():
+                return
             if fine:
                 future.set_result(value)
             else:
@@ -239,8 +324,8 @@ class PeerLinks:
                 self._on_answer(number, fine, frame)
             case ("linked", worker, rank, state, names):
                 self._on_linked(worker, rank, state, names, frame)
-            case ("link",):
-                self.add_incoming(frame.descriptors[0])
+            case ("link", worker, rank):
+                self._add_incoming(frame.descriptors[0], (worker, rank))
             case ("gone", worker):
                 for link in [link for (called, _), link in self._links.items() if called == worker]:
                     self._close(link)
@@ -270,9 +355,8 @@ class PeerLinks:
                 self._send(link, call)
         self._end_failed(link)
 
-    def add_incoming(self, fd: int) -> None:
-        link = IncomingLink(fd)
-        self._by_fd[fd] = link
+    def _add_incoming(self, fd: int, caller: Process) -> None:
+        self._by_fd[fd] = IncomingLink(fd, caller)
         self._epoll.register(fd, select.EPOLLIN)
 
     # --- receiving. Thread: one at a time
@@ -301,13 +385,21 @@ class PeerLinks:
         received, is_connected = receive_all(link.channel)
         frames = []
         for frame in received:
-            _, number, hosted, method = frame.head
-            mine = next(self._received_numbers)
-            self._received[mine] = link, number
-            self._runner.calls.add(mine)
-            frames.append(Frame(("call", mine, hosted, method, 0.0), frame.body, frame.descriptors))
+            match frame.head:
+                case ("call", number, hosted, method, depth):
+                    mine = next(self._received_numbers)
+                    self._received[mine] = ReceivedCall(link, number, depth)
+                    link.unanswered.add(number)
+                    self._runner.calls.add(mine)
+                    frames.append(Frame(("call", mine, hosted, method, 0.0), frame.body, frame.descriptors))
+                case ("waiting", number, call):
+                    link.try_answer(number, pack_value(self.worker.find_waiting(call)).data)
+                case ("cancel_call", number):
+                    self._cancel(link, number)
         if not is_connected:
-            self._unregister(link)  # unanswered calls keep the socket open
+            self._unregister(link)
+            link.is_at_end = True
+            link.close_if_unused()
         return frames
 
     def _on_outgoing(self, link: OutgoingLink, what: int) -> None:
@@ -353,11 +445,28 @@ class PeerLinks:
 
     # --- calls of other processes
 
+    def find_received(self, caller: Process, number: int) -> int | None:
+        """The number that a call of another process has here; None: it was not received, or it was answered."""
+        for mine, call in list(self._received.items()):
+            if call.number == number and call.link.caller == caller:
+                return mine
+        return None
+
+    def depth_of(self, number: int) -> int:
+        return self._received[number].depth if number in self._received else 0
+
+    def _cancel(self, link: IncomingLink, number: int) -> None:
+        mine = self.find_received(link.caller, number)
+        if mine is not None and self._runner.calls.cancel(mine):
+            self._received.pop(mine, None)
+            link.forget(number)
+
     def answer(self, number: int, fine: bool, value: object) -> None:
         """Answer a call that arrived over a link. Thread: any."""
         body = pack_value(value)
-        link, theirs = self._received.pop(number)
-        link.answer(theirs, fine, body)
+        call = self._received.pop(number)
+        call.link.answer(call.number, fine, body)
+        call.link.forget(call.number)
 
     def refuse_calls(self) -> None:
         """Accept no further calls: what was sent before can still be received, and senders get an error."""

@@ -64,19 +64,21 @@ class ReceivedCalls:
         if is_cancelled:
             cancel()
 
-    def cancel(self, number: int) -> None:
-        """Cancel a call: it does not begin, or its async method is cancelled. A sync method continues."""
+    def cancel(self, number: int) -> bool:
+        """Cancel a call: it does not begin, or its async method is cancelled. A sync method continues. Whether the call
+        will never be answered, because it had not begun."""
         with self._lock:
             state = self._states.get(number)
             if state is None:
-                return
+                return False
             if not state.has_begun:
                 del self._states[number]
-                return
+                return True
             state.is_cancelled = True
             cancel = state.cancel
         if cancel is not None:
             cancel()
+        return False
 
     def end(self, number: int) -> None:
         self._states.pop(number, None)

@@ -82,7 +82,7 @@ class CallRouter:
             names = tuple(child.names)
             child.callers.add(caller)
             caller.called.add(child)
-            self._send(called, ("link",), (), frame.descriptors)
+            self._send(called, ("link", caller.child.number, caller.rank), (), frame.descriptors)
         self._send(caller, ("linked", worker, rank, state, names), [error])
 
     def _is_local(self, worker: int, rank: int) -> bool:

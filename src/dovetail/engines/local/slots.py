@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import traceback
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.control.engine import CONTROL_METHODS
 from dovetail.engines.local.call_body import open_value
+from dovetail.engines.local.call_waits import CURRENT_SLOT, RunningSlot, WaitableCall
 from dovetail.engines.local.message_runner import call_hosted
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class SlotDispatcher:
         for hosted in worker.spec.hosted:
             own, cells = cells[: hosted.slots], cells[hosted.slots :]
             loop = worker.async_slots.get(hosted.name)
-            self._slots[hosted.name] = loop or ThreadSlots(worker.executors[hosted.name], runner, own)
+            self._slots[hosted.name] = loop or ThreadSlots(worker, hosted.name, own)
         worker.slots = self._slots
         self._control: ThreadPoolExecutor | None = None
         """Thread of calls that take no slot."""
@@ -135,11 +137,16 @@ class Job:
         self._function = function
         self.frame = frame
 
+    @property
+    def number(self) -> int | None:
+        """Of a call."""
+        return self.frame.head[1] if self.frame.head[0] == "call" else None
+
     def run(self) -> None:
         self._function(self.frame)
 
 
-class DirectCall(Future[Any]):
+class DirectCall(WaitableCall):
     """Future of a call between two objects of this process.
 
     A thread that waits for the call runs it itself if a slot is free and no earlier work waits: switching threads takes
@@ -147,41 +154,59 @@ class DirectCall(Future[Any]):
     """
 
     def __init__(
-        self, slots: ThreadSlots | AsyncSlots, method: str, args: tuple[Any, ...], named: dict[str, Any]
+        self,
+        sender: WorkerProcess,
+        slots: ThreadSlots | AsyncSlots,
+        method: str,
+        args: tuple[Any, ...],
+        named: dict[str, Any],
     ) -> None:
-        super().__init__()
+        super().__init__(sender, sender.process)
+        self.number = id(self)
         self._slots = slots
         self._request = method, args, named
 
-    def start(self, executor: UnitExecutor) -> Any:
+    def start(self, executor: UnitExecutor, slot: RunningSlot | None = None) -> Any:
         """Call the method, whose result may be awaitable. It does not see the context variables of the caller."""
+        return Context().run(self._call, executor, slot)
+
+    def _call(self, executor: UnitExecutor, slot: RunningSlot | None) -> Any:
+        CURRENT_SLOT.set(slot)
         method, args, named = self._request
         self._request = "", (), {}  # the future may outlive the arguments
-        return Context().run(executor.call, method, *args, **named)
+        return executor.call(method, *args, **named)
 
-    def result(self, timeout: float | None = None) -> Any:
-        if timeout is None and not self.done():
-            self._slots.run_in_this_thread(self)
-        return super().result(timeout)
+    def run_here(self) -> None:
+        self._slots.run_in_this_thread(self)
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        if timeout is None and not self.done():
-            self._slots.run_in_this_thread(self)
-        return super().exception(timeout)
+    def withdraw(self, error: BaseException) -> None:
+        self._slots.remove(self)
+        with suppress(InvalidStateError):
+            self.set_exception(error)
+
+    def end(self, value: Any, error: BaseException | None = None) -> None:
+        """Set the result; ignored if the call was withdrawn."""
+        with suppress(InvalidStateError):
+            if error is None:
+                self.set_result(value)
+            else:
+                self.set_exception(error)
 
 
 class ThreadSlots:
     """Slots of an object whose calls block: a thread each, started when it is needed. Work starts in the order in which
     it arrived."""
 
-    def __init__(self, executor: UnitExecutor, runner: MessageRunner, breadcrumbs: list[BreadcrumbCell]) -> None:
-        self._executor = executor
-        self._runner = runner
+    def __init__(self, worker: WorkerProcess, hosted: str, breadcrumbs: list[BreadcrumbCell]) -> None:
+        self._worker = worker
+        self._hosted = hosted
+        self._executor = worker.executors[hosted]
+        self._runner = worker.runner
         self._free_breadcrumbs = breadcrumbs
         self._slots = len(breadcrumbs)
         self._lock = Lock()
         self._queue: deque[Job | DirectCall] = deque()
-        self._running = 0
+        self._running: set[RunningSlot] = set()
         self._threads = 0
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
         """One entry for each queued job, which wakes a thread; False ends it. There may be too many entries: a job can
@@ -206,9 +231,22 @@ class ThreadSlots:
 
     def call_directly(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Future[Any]:
         """Call the object from another object of this process. Thread: any."""
-        call = DirectCall(self, method, args, named)
+        call = DirectCall(self._worker, self, method, args, named)
         self._add(call)
         return call
+
+    def remove(self, call: DirectCall) -> None:
+        """A call is withdrawn: if it has not begun, it never does."""
+        with self._lock, suppress(ValueError):
+            self._queue.remove(call)
+
+    def slots_behind(self, number: int) -> list[RunningSlot]:
+        """Slots that may free a call: the one in which it runs, or all, if it is queued; otherwise none."""
+        with self._lock:
+            running = list(self._running)
+            queued = any(job.number == number for job in self._queue)
+        own = [slot for slot in running if slot.number == number]
+        return own or (running if queued and len(running) == self._slots else [])
 
     def call_now(self, frame: Frame) -> None:
         """Make a call in this thread, without a slot."""
@@ -227,9 +265,11 @@ class ThreadSlots:
 
     def run_in_this_thread(self, call: DirectCall) -> None:
         """Run a call in the thread that waits for it, if it is the next one and a slot is free."""
-        is_in_loop = asyncio._get_running_loop() is not None  # noqa: SLF001 - documented
-        if not is_in_loop and self._take(call) is not None:
-            self._run_job(call)
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - documented
+            return
+        taken = self._take(call)
+        if taken is not None:
+            self._run_job(*taken)
             if self._queue:
                 self._wakeups.put(True)
 
@@ -253,7 +293,7 @@ class ThreadSlots:
     def _add(self, job: Job | DirectCall) -> None:
         with self._lock:
             self._queue.append(job)
-            needs_thread = self._threads < min(self._slots, self._running + len(self._queue))
+            needs_thread = self._threads < min(self._slots, len(self._running) + len(self._queue))
             self._threads += needs_thread
         self._wakeups.put(True)
         if needs_thread:
@@ -261,24 +301,29 @@ class ThreadSlots:
 
     def _serve(self) -> None:
         while self._wakeups.get():
-            while (job := self._take()) is not None:
-                self._run_job(job)
-                del job  # it may hold the last reference to large arguments
+            while (taken := self._take()) is not None:
+                self._run_job(*taken)
+                del taken  # it may hold the last reference to large arguments
 
-    def _take(self, wanted: DirectCall | None = None) -> Job | DirectCall | None:
-        """The next job, if a slot is free; with `wanted` only if that is the next one."""
+    def _take(self, wanted: DirectCall | None = None) -> tuple[Job | DirectCall, RunningSlot] | None:
+        """The next job, if a slot is free, with its slot; with `wanted` only if that is the next one."""
         with self._lock:
             queue = self._queue
-            if not queue or self._running >= self._slots or (wanted is not None and queue[0] is not wanted):
+            if not queue or len(self._running) >= self._slots or (wanted is not None and queue[0] is not wanted):
                 return None
-            self._running += 1
-            return queue.popleft()
+            job = queue.popleft()
+            number = job.number
+            depth = job.depth if isinstance(job, DirectCall) else self._worker.depth_of(number)
+            slot = RunningSlot(self._hosted, number, depth)
+            self._running.add(slot)
+            return job, slot
 
-    def _run_job(self, job: Job | DirectCall) -> None:
+    def _run_job(self, job: Job | DirectCall, slot: RunningSlot) -> None:
         try:
             if isinstance(job, DirectCall):
-                self._run_call(job)
+                self._run_call(job, slot)
             else:
+                CURRENT_SLOT.set(slot)
                 job.run()
         except SystemExit:
             pass
@@ -286,29 +331,30 @@ class ThreadSlots:
             traceback.print_exc()
         finally:
             with self._lock:
-                self._running -= 1
+                self._running.discard(slot)
                 if not self._running and not self._queue:
                     self._is_idle.notify_all()
 
-    def _run_call(self, call: DirectCall) -> None:
+    def _run_call(self, call: DirectCall, slot: RunningSlot) -> None:
         if not call.set_running_or_notify_cancel():
             return
         try:
-            value = call.start(self._executor)
+            value = call.start(self._executor, slot)
             if inspect.isawaitable(value):
                 value = self._runner.await_result(value)
         except BaseException as error:  # passed to the caller
-            call.set_exception(error)
+            call.end(None, error)
         else:
-            call.set_result(value)
+            call.end(value)
 
 
 class AsyncSlots:
     """Slots of an object whose calls are awaited: one event loop in its own thread."""
 
-    def __init__(self, executor: UnitExecutor, runner: MessageRunner, breadcrumbs: list[BreadcrumbCell]) -> None:
-        self._executor = executor
-        self._runner = runner
+    def __init__(self, worker: WorkerProcess, hosted: str, breadcrumbs: list[BreadcrumbCell]) -> None:
+        self._worker = worker
+        self._executor = worker.executors[hosted]
+        self._runner = worker.runner
         self._free_breadcrumbs = breadcrumbs
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(len(breadcrumbs))
@@ -375,12 +421,19 @@ class AsyncSlots:
 
     def call_directly(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Future[Any]:
         """Call the object from another object of this process. Thread: any."""
-        call = DirectCall(self, method, args, named)
+        call = DirectCall(self._worker, self, method, args, named)
         self._loop.call_soon_threadsafe(self._start_task, self._run_call(call))
         return call
 
     def run_in_this_thread(self, call: DirectCall) -> None:
         """Nothing: calls run in the event loop."""
+
+    def remove(self, call: DirectCall) -> None:
+        """Nothing: async methods are never part of a cycle."""
+
+    def slots_behind(self, _number: int) -> list[RunningSlot]:
+        """None: an event loop is always at work."""
+        return []
 
     async def _run_call(self, call: DirectCall) -> None:
         async with self._slots:
@@ -391,9 +444,9 @@ class AsyncSlots:
                 if inspect.isawaitable(value):
                     value = await value
             except BaseException as error:  # passed to the caller
-                call.set_exception(error)
+                call.end(None, error)
             else:
-                call.set_result(value)
+                call.end(value)
 
     def cancel(self, message: int) -> bool:
         frame = self._waiting.pop(message, None)

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.engines.exception_summary import summarize_exception
+from dovetail.engines.local.call_waits import CURRENT_SLOT, RunningSlot
 from dovetail.engines.local.message_runner import MessageRunner
 from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame
 from dovetail.engines.local.timestamped_output import TimestampedOutput
@@ -26,6 +27,8 @@ from dovetail.engines.worker_context import Worker
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from dovetail.engines.call_cycles import WaitingSlot
+    from dovetail.engines.local.call_waits import WaitableCall
     from dovetail.engines.local.peer_links import PeerLinks
     from dovetail.engines.local.slots import AsyncSlots, ThreadSlots
     from dovetail.engines.local.worker_spec import WorkerSpec
@@ -101,12 +104,15 @@ class WorkerProcess:
 
     def __init__(self, channel: Channel, spec: WorkerSpec, breadcrumbs: list[BreadcrumbCell]) -> None:
         self.spec = spec
+        self.process = spec.worker, spec.rank
         self.breadcrumbs = breadcrumbs
         self._channel = channel
         self._reader: Any = None
         """Thread that reads the socket, started by the first call to another worker."""
         self._reader_lock = Lock()
         self._links_lock = Lock()
+        self._single_slot: RunningSlot | None = None
+        """The slot, if the main thread runs messages."""
         self._main_thread_reads = False
         """Whether the main thread only reads the socket."""
         self.executors: dict[str, UnitExecutor] = {}
@@ -165,7 +171,7 @@ class WorkerProcess:
                 if executor.is_async:
                     from dovetail.engines.local.slots import AsyncSlots
 
-                    loop = self.async_slots[hosted.name] = AsyncSlots(executor, self.runner, own)
+                    loop = self.async_slots[hosted.name] = AsyncSlots(self, hosted.name, own)
                     loop.setup()
                 else:
                     executor.setup()
@@ -234,7 +240,7 @@ class WorkerProcess:
             if self.runner.links is None:
                 from dovetail.engines.local.peer_links import PeerLinks  # late: most workers make and get no calls
 
-                self.runner.links = PeerLinks(self._channel, self.runner)
+                self.runner.links = PeerLinks(self._channel, self)
             return self.runner.links
 
     def call(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
@@ -248,6 +254,43 @@ class WorkerProcess:
             if not self._main_thread_reads:
                 self._start_reader()
         return future
+
+    def depth_of(self, number: int | None) -> int:
+        """How many callers wait for a received call."""
+        return 0 if number is None or number > 0 or self.runner.links is None else self.runner.links.depth_of(number)
+
+    def slots_behind(self, waiting: WaitingSlot) -> Future[list[WaitingSlot]]:
+        """See `CallSender`."""
+        if waiting.called != self.process:
+            return self._get_links().ask_waiting(waiting.called, waiting.call)
+        from concurrent.futures import Future
+
+        found: Future[list[WaitingSlot]] = Future()
+        found.set_result(self.find_waiting(waiting.call))
+        return found
+
+    def find_waiting(self, call: tuple[int, int, int]) -> list[WaitingSlot]:
+        """The slots of this process that may free a call, if all of them wait. Thread: any."""
+        caller, number = call[:2], call[2]
+        mine = self.runner.links.find_received(caller, number) if self.runner.links is not None else None
+        if mine is None and caller != self.process:
+            return []
+        slots = [slot for one in self.slots.values() for slot in one.slots_behind(mine or number)]
+        if mine is not None and self._single_slot is not None:
+            slots = [self._single_slot]
+        waiting = [self.waiting_slot(slot, waited) for slot in slots if (waited := slot.waits_for) is not None]
+        return waiting if len(waiting) == len(slots) else []
+
+    def waiting_slot(self, slot: RunningSlot, call: WaitableCall) -> WaitingSlot:
+        from dovetail.engines.call_cycles import WaitingSlot
+
+        return WaitingSlot(
+            (*self.process, id(slot)),
+            self.executors[slot.hosted].label,
+            slot.depth,
+            call.called,
+            (*self.process, call.number),
+        )
 
     def refuse_calls(self) -> list[Frame]:
         """Accept no further calls of other workers; returns those that were sent before and not received yet."""
@@ -280,6 +323,8 @@ class WorkerProcess:
 
     def _run_single_slot(self) -> None:
         ((name, executor),) = self.executors.items()
+        slot = self._single_slot = RunningSlot(name)
+        CURRENT_SLOT.set(slot)
         todo: deque[Frame] = deque()
         has_read = False
         """Whether nothing was executed since the last read."""
@@ -298,7 +343,9 @@ class WorkerProcess:
             elif kind == "call":
                 if not has_read:  # it may be cancelled
                     self._receive_into(todo, wait=False)
+                slot.number, slot.depth = frame.head[1], self.depth_of(frame.head[1])
                 self.runner.answer_call(executor if frame.head[2] == name else None, frame)
+                slot.number, slot.depth = None, 0
             elif kind == "stop":
                 for last in (*todo, *self.refuse_calls()):
                     if last.head[0] == "call":
