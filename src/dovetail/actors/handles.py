@@ -205,26 +205,33 @@ class Methods(_ByName):
         return self._handle.call(self._choose(), 0, method, args, named, again)
 
 
-class InstanceHandle(_ByName):
+class RankMethods(_ByName):
+    """Methods of one rank of one instance."""
+
+    def __init__(self, handle: RoleHandle, index: int, rank: int) -> None:
+        self._handle, self._index, self._rank = handle, index, rank
+
+    def _call(self, method: str, /, *args: Any, **named: Any) -> CallFuture:
+        return self._handle.call(self._index, self._rank, method, args, named)
+
+
+class InstanceHandle(RankMethods):
     """One instance: `live.trainer[0].step(batch)`. Of a gang, rank 0; `rank(1)` is another rank, `ranks` are all."""
 
-    def __init__(self, handle: RoleHandle, index: int, rank: int = 0) -> None:
-        self._handle, self.index, self._rank = handle, index, rank
+    def __init__(self, handle: RoleHandle, index: int) -> None:
+        super().__init__(handle, index, 0)
 
     def __repr__(self) -> str:
-        return f"<{self._handle.role}[{self.index}]>"
+        return f"<{self._handle.role}[{self._index}]>"
 
-    def rank(self, rank: int) -> InstanceHandle:
+    def rank(self, rank: int) -> RankMethods:
         if not 0 <= rank < self._handle.ranks:
             raise IndexError(f"{self._handle.role!r} has {self._handle.ranks} ranks, and no {rank}")
-        return InstanceHandle(self._handle, self.index, rank)
+        return RankMethods(self._handle, self._index, rank)
 
     @property
     def ranks(self) -> AllMethods:
-        return AllMethods(self._handle, [(self.index, rank) for rank in range(self._handle.ranks)])
-
-    def _call(self, method: str, /, *args: Any, **named: Any) -> CallFuture:
-        return self._handle.call(self.index, self._rank, method, args, named)
+        return AllMethods(self._handle, [(self._index, rank) for rank in range(self._handle.ranks)])
 
 
 class AllMethods(_ByName):

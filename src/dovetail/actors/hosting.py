@@ -174,9 +174,8 @@ class HostedActor:
 
     def _add_notes(self, error: BaseException) -> None:
         with suppress(Exception):  # a user's exception can be anything
-            error.add_note(f"raised by {self._name}")
             frames = traceback.format_exception(type(error), error, error.__traceback__)
-            error.add_note("remote traceback:\n" + "".join(frames).rstrip())
+            error.add_note(f"raised by {self._name}; its traceback:\n" + "".join(frames).rstrip())
 
     # --- control calls
 

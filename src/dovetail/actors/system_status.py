@@ -102,7 +102,9 @@ def _row(one: InstanceStatus) -> list[str]:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else format_duration(value)
+    if value is None:
+        return "-"
+    return f"{1000 * value:.3g} ms" if value < 1 else format_duration(value)
 
 
 class Heartbeat:
