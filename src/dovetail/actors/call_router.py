@@ -11,6 +11,7 @@ import time
 from collections import deque
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -122,13 +123,14 @@ class Call:
         "deadline_at",
         "future",
         "index",
-        "lost_worker",
+        "lost_workers",
         "method",
         "named",
         "rank",
         "retries",
         "role",
         "timer",
+        "worker",
     )
 
     def __init__(
@@ -148,8 +150,10 @@ class Call:
         self.deadline_at = None if settings.deadline_s is None else time.monotonic() + settings.deadline_s
         self.retries = settings.retries
         self.future = CallFuture()
-        self.lost_worker = -1
-        """The worker that was lost with the call, or before it was sent."""
+        self.worker = -1
+        """The worker that it was sent to last."""
+        self.lost_workers: frozenset[int] = frozenset()
+        """Workers that were lost with it, or before it was sent."""
         self.timer: Timer | None = None
 
     def finish(self, value: Any) -> None:
@@ -228,8 +232,9 @@ class CallRouter:
             if calls.waiting:
                 with calls.lock:
                     waiting, calls.waiting = calls.waiting, deque()
-                    for call in waiting:
-                        self._dispatch(call, calls)
+                    sent = [self._dispatch(call, calls) for call in waiting]
+                for call, future in zip(waiting, sent, strict=True):
+                    self._follow(call, calls, future)
 
     def close(self, reason: str) -> None:
         """Accept no more calls; those that wait fail."""
@@ -291,37 +296,53 @@ class CallRouter:
         return call.future
 
     def _route(self, call: Call) -> None:
+        if call.choose is not None and not self.address(call.role, call.index).is_expected:
+            call.index = call.choose()
         calls = self._calls.get((call.role, call.index))
         if calls is None:
             calls = self._calls.setdefault((call.role, call.index), InstanceCalls())
         with calls.lock:
-            self._dispatch(call, calls)
+            sent = self._dispatch(call, calls)
+        self._follow(call, calls, sent)
 
-    def _dispatch(self, call: Call, calls: InstanceCalls) -> None:
-        """Send the call, or keep it until its instance is started. Hold the lock of the instance."""
+    def _dispatch(self, call: Call, calls: InstanceCalls) -> Future[Any] | BaseException | None:
+        """Send the call, or keep it until its instance is started; returns the engine's future, or an error. Hold the
+        lock of the instance."""
         if call.future.done():  # cancelled, or too late
-            return
+            return None
         address = self.address(call.role, call.index)
         if self._closed_reason or not address.is_expected:
-            call.fail(self._lost_error(call, self._closed_reason or _state_text(address)))
-            return
+            return self._lost_error(call, self._closed_reason or _state_text(address))
         worker = address.worker
-        if worker is None or worker == call.lost_worker or calls.waiting:
+        if worker is None or worker in call.lost_workers or calls.waiting:
             calls.waiting.append(call)
             call.start_timer(self._on_deadline)
-            return
+            return None
         if self._sends_deadlines:
             call.stop_timer()
+        call.worker = worker
         try:
             sent = self._send(call.options(), worker, address.hosted, call.method, *call.args, **call.named)
         except Exception as error:  # arguments that cannot be pickled
-            call.fail(error)
-            return
+            return error
         call.future.sent = sent
         calls.outstanding += 1
-        sent.add_done_callback(lambda done: self._on_done(call, calls, worker, done))
+        return sent
 
-    def _on_done(self, call: Call, calls: InstanceCalls, worker: int, sent: Future[Any]) -> None:
+    def _follow(self, call: Call, calls: InstanceCalls, sent: Future[Any] | BaseException | None) -> None:
+        """Handle the result of `_dispatch`, without a lock: callbacks may make calls."""
+        if isinstance(sent, Future):
+            sent.add_done_callback(partial(self._on_done, call, calls))
+        elif isinstance(sent, ActorLostError) and not self._closed_reason and self._can_move(call):
+            self._route(call)
+        elif sent is not None:
+            call.fail(sent)
+
+    def _can_move(self, call: Call) -> bool:
+        """Whether another instance can take a call that was not sent."""
+        return call.choose is not None and self.address(call.role, call.choose()).is_expected
+
+    def _on_done(self, call: Call, calls: InstanceCalls, sent: Future[Any]) -> None:
         with calls.lock:
             calls.outstanding -= 1
         if sent.cancelled():
@@ -331,23 +352,32 @@ class CallRouter:
         if error is None:
             call.finish(sent.result())
         elif isinstance(error, CallNotSentError):
-            call.lost_worker, call.future.sent = worker, None
-            self._route(call)
+            self._send_again(call)
         elif isinstance(error, WorkerLostError):
-            self._on_lost(call, worker)
+            self._on_lost(call)
         elif isinstance(error, DeadlineExceededError):
             self._on_deadline(call)
         else:
             call.fail(error)
 
-    def _on_lost(self, call: Call, worker: int) -> None:
+    def _send_again(self, call: Call) -> None:
+        """Send it to the next incarnation, or to another instance if any may take it."""
+        call.lost_workers |= {call.worker}
+        call.future.sent = None
+        if call.choose is not None:
+            others = [index for index in self.indices(call.role) if self._may_answer(call, index)]
+            call.index = min(others, key=partial(self.outstanding, call.role), default=call.index)
+        self._route(call)
+
+    def _may_answer(self, call: Call, index: int) -> bool:
+        address = self.address(call.role, index)
+        return address.is_expected and address.worker is not None and address.worker not in call.lost_workers
+
+    def _on_lost(self, call: Call) -> None:
         """The instance died during the call: whether the method ran to its end is unknown."""
         if call.retries > 0 and call.method in self.entry(call.role).methods.idempotent and not call.future.done():
             call.retries -= 1
-            call.lost_worker, call.future.sent = worker, None
-            if call.choose is not None:
-                call.index = call.choose()
-            self._route(call)
+            self._send_again(call)
             return
         call.fail(self._lost_error(call, "died during the call"))
 
