@@ -45,7 +45,7 @@ class FakeEngine:
 
 
 def directory(version: int, *workers: int | str | None) -> Directory:
-    """A number is a worker, None an instance that waits for its restart, a text the state of one that takes no calls."""
+    """A number is a worker, None an instance that waits for its restart, a text the state of one without calls."""
     found = []
     for number, worker in enumerate(workers):
         if isinstance(worker, str):
