@@ -1,7 +1,7 @@
 """Contract suite of actor systems. A test class of an engine subclasses it and says where systems are launched.
 
-One system serves all tests of a class: its roles are idle between them. Its tests have no mark `time_limit`, which would
-cancel it, and every wait has a limit of its own."""
+One system serves all tests of a class: its roles are idle between them. These tests have no mark `time_limit`, which
+would cancel the system; every wait has a limit of its own."""
 
 from __future__ import annotations
 
