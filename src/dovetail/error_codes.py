@@ -621,6 +621,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Raise `slots` of a role in the cycle, or remove a call.",
     ),
     (
+        "DT507",
+        2,
+        "The call pattern of a simulation names what does not exist, or lacks a service time.",
+        "Correct the key `simulate` at the line that the message names.",
+    ),
+    (
         "DT520",
         1,
         "An instance of an actor died during a call, or is dead or stopped.",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.actors.actor_plan import plan_bundles
 from dovetail.actors.actors_file import find_problems, parse_actors_data, read_actors_file
 from dovetail.actors.colocation import make_bundles
 from dovetail.actors.role_profiles import complete_role
-from dovetail.errors import ConfigError, InfeasibleError, did_you_mean
+from dovetail.actors.simulation_fields import BAD_SIMULATION, SIMULATION, simulation_problems
+from dovetail.documents.fields import file_problem
+from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.sizes import format_milli
@@ -21,15 +23,24 @@ if TYPE_CHECKING:
     from dovetail.actors.colocation import Bundle
     from dovetail.actors.live_system import LiveSystem
     from dovetail.actors.role import Pool, Role
-    from dovetail.errors import Problem
+    from dovetail.actors.simulation import ActorSimulation
 
 
 class ActorSystem:
     """Long-lived roles that are planned and launched as a whole."""
 
-    def __init__(self, roles: Iterable[Role], pools: Mapping[str, Pool] | None = None, *, name: str = "actors") -> None:
+    def __init__(
+        self,
+        roles: Iterable[Role],
+        pools: Mapping[str, Pool] | None = None,
+        *,
+        name: str = "actors",
+        simulation: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`simulation`: call pattern and service times for `simulate`, as in a file."""
         given = tuple(roles)
         self.name = name
+        self.simulation = simulation
         self.pools: dict[str, Pool] = dict(pools or {})
         problems = [problem for _, problem in find_problems(given, self.pools, name)]
         if problems:
@@ -43,7 +54,7 @@ class ActorSystem:
         parsed = read_actors_file(path)
         if parsed.problems:
             raise ConfigError(parsed.problems)
-        return cls(parsed.roles, parsed.pools, name=parsed.name)
+        return cls(parsed.roles, parsed.pools, name=parsed.name, simulation=parsed.simulation)
 
     @classmethod
     def from_dict(cls, data: object) -> ActorSystem:
@@ -51,7 +62,7 @@ class ActorSystem:
         parsed = parse_actors_data(data)
         if parsed.problems:
             raise ConfigError(parsed.problems)
-        return cls(parsed.roles, parsed.pools, name=parsed.name)
+        return cls(parsed.roles, parsed.pools, name=parsed.name, simulation=parsed.simulation)
 
     def __repr__(self) -> str:
         return f"<ActorSystem {self.name}: {', '.join(role.name for role in self.roles)}>"
@@ -107,6 +118,23 @@ class ActorSystem:
             env_from=env_from,
             run_dir=run_dir,
         )
+
+    def simulate(self, cluster: Cluster | str = "auto", *, seed: int = 0) -> ActorSimulation:
+        """Simulate the system with its call pattern (`simulation=`) on a cluster, in virtual time. Starts nothing."""
+        from dovetail.actors.simulation import simulate_system  # late: few need it
+
+        return simulate_system(self, Cluster.of(cluster), self._checked_simulation(), seed)
+
+    def _checked_simulation(self) -> Mapping[str, Any]:
+        if self.simulation is None:
+            message = "the system has no call pattern to simulate"
+            fixes = ("simulation={...}, or the key `simulate` in an actors file",)
+            raise ConfigError(Problem(BAD_SIMULATION, message, fixes=fixes))
+        mistakes = [file_problem(mistake) for mistake in SIMULATION.mistakes(self.simulation)]
+        problems = mistakes or [problem for _, problem in simulation_problems(self.simulation, self.roles)]
+        if problems:
+            raise ConfigError(problems)
+        return self.simulation
 
     def _colocation_lines(self) -> list[str]:
         """What colocation in one process saves."""

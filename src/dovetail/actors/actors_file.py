@@ -19,6 +19,15 @@ from dovetail.actors.role import Affinity, Pool, Restart, Role, Scale, Together
 from dovetail.actors.role_fields import AFFINITY, POOL, RECORDS, RESTART, ROLE, SCALE, TOGETHER
 from dovetail.actors.role_problems import system_problems
 from dovetail.actors.role_profiles import complete_role
+from dovetail.actors.simulation_fields import (
+    CLIENT,
+    EXAMPLE_SIMULATION,
+    METHOD,
+    SIMULATION,
+    SIMULATION_VALUE,
+    STORE,
+    simulation_problems,
+)
 from dovetail.documents.document import Document, KeyPath, dotted_path
 from dovetail.documents.fields import (
     Field,
@@ -67,9 +76,10 @@ ACTORS_FILE = Record(
         Field("name", NAME, "Name of the system.", "actors"),
         Field("roles", replace(ROLES, schema={**ROLES.schema, "minItems": 1}), "The roles.", required=True),
         Field("pools", POOLS, "Named parts of the cluster."),
+        Field("simulate", SIMULATION_VALUE, "Call pattern and service times for `dovetail simulate`."),
     ),
 )
-FILE_RECORDS = (ACTORS_FILE, ROLE, TOGETHER, AFFINITY, POOL, SCALE, RESTART)
+FILE_RECORDS = (ACTORS_FILE, ROLE, TOGETHER, AFFINITY, POOL, SCALE, RESTART, SIMULATION, CLIENT, METHOD, STORE)
 
 
 def schema() -> Schema:
@@ -91,6 +101,8 @@ class ParsedActorsFile:
     roles: tuple[Role, ...]
     pools: Mapping[str, Pool]
     problems: tuple[Problem, ...]
+    simulation: Mapping[str, Any] | None = None
+    """Data of the key `simulate`."""
 
     def located(self, problem: Problem) -> Problem:
         """A problem of the system with the line of its role, and with fixes as lines of the file."""
@@ -154,8 +166,22 @@ class _ActorsFileReader:
         for path, problem in find_problems(roles, pools, name):
             if self._was_given(path) and not (formless and path == ("roles",)):
                 self._add(path, problem)
+        simulation = self._simulation(top["simulate"], roles) if "simulate" in top else None
         problems = tuple(sorted(self.problems, key=self._line_and_column))
-        return ParsedActorsFile(self.document, name, roles, pools, problems)
+        return ParsedActorsFile(self.document, name, roles, pools, problems, simulation)
+
+    def _simulation(self, entry: object, roles: Sequence[Role]) -> Mapping[str, Any] | None:
+        if not isinstance(entry, Mapping):
+            self._report(("simulate",), WrongValue(entry, "a mapping", instead=(EXAMPLE_SIMULATION,)))
+            return None
+        mistakes = list(SIMULATION.mistakes(entry))
+        for mistake in mistakes:
+            problem = file_problem(replace(mistake, path=("simulate", *mistake.path)))
+            self.problems.append(replace(problem, place=self.document.place(("simulate", *mistake.path))))
+        if not self.problems:
+            for path, problem in simulation_problems(entry, roles):
+                self._add(("simulate", *path), problem)
+        return entry
 
     def _role(self, path: KeyPath, entry: object) -> Role:
         values = self._mapping(path, entry, ROLE, EXAMPLE_ROLE)

@@ -59,8 +59,8 @@ class Pool:
 class Scale:
     """Changes the number of workers so that a signal stays near its target.
 
-    `signal` is "outstanding" (calls per instance that are not finished), the name of a method of the role that returns
-    a number ("queue_depth"), or a function of the live system."""
+    `signal` is "outstanding" (calls per instance that are not finished), the name of a method that returns a number or
+    a bool, of the role itself ("queue_depth") or of another one ("pool.is_full"), or a function of the live system."""
 
     target: float
     signal: str | Callable[..., float] = "outstanding"

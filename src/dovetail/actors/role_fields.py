@@ -42,6 +42,7 @@ CLASS_TEXT = "`package.module:name`; in Python also a class or a function that r
 CLASS_EXAMPLE = "my_package.my_module:Trainer"
 WORKERS_TEXT = "a number, or [minimum, maximum]"
 PLACEMENT_TEXT = "true, false or strict"
+SIGNAL_PATTERN = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*\.)?[A-Za-z_]\w*$"
 RESTART_POLICIES = ("always", "never", "fail")
 
 
@@ -127,7 +128,7 @@ def _affinity_mistakes(value: object) -> Iterator[Mistake]:
 
 
 def _is_signal(value: object) -> bool:
-    return callable(value) or (isinstance(value, str) and value.isidentifier())
+    return callable(value) or (isinstance(value, str) and re.fullmatch(SIGNAL_PATTERN, value) is not None)
 
 
 def _is_placement(value: object) -> bool:
@@ -153,7 +154,12 @@ ARGUMENTS = predicate("a list", [], {"type": "array"}, _is_arguments)
 KEYWORDS = predicate("a mapping with names for keys", {}, {"type": "object"}, _is_keywords)
 VARIABLES = list_of(replace(NAME, example="WANDB_API_KEY"), "a list of variables")
 LABELS = mapping_of(TEXT, "a mapping of labels to values", {"pool": "gpu"})
-SIGNAL = predicate("outstanding, or the name of a method", "outstanding", {"type": "string"}, _is_signal)
+SIGNAL = predicate(
+    "outstanding, a method, or role.method",
+    "outstanding",
+    {"type": "string", "pattern": SIGNAL_PATTERN},
+    _is_signal,
+)
 
 TOGETHER = record_of(
     Together,
@@ -192,7 +198,11 @@ SCALE = record_of(
     "Scaling by load.",
     (
         Field("target", number(1e-9, 1e12), "Value of the signal to keep."),
-        Field("signal", SIGNAL, "Calls outstanding per instance, or a method of the role that returns a number."),
+        Field(
+            "signal",
+            SIGNAL,
+            "Calls outstanding per instance, or a method that returns a number: of the role, or role.method.",
+        ),
         Field("inverse", flag(False), "A higher signal means fewer workers."),
         Field("tolerance", number(0, 1), "Share of the target within which nothing changes."),
         Field("interval", DURATION, "Time between decisions."),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail.actors.role import DEFAULT_POOL, Affinity, Pool, Role
 from dovetail.actors.role_fields import BAD_ROLE, POOL, object_source, role_problems
 from dovetail.actors.role_profiles import with_profile
+from dovetail.actors.scale_signal import signal_parts
 from dovetail.documents.fields import Located, setting_problem
 from dovetail.errors import UNSET, Change, Problem, Subject, did_you_mean, nearest_word, short_repr
 from dovetail.pipeline.graph import find_cycles
@@ -128,6 +129,11 @@ def _reference_problems(roles: Sequence[tuple[int, Role]], pools: Mapping[str, o
             evidence = (f"pools: {', '.join(pools) or 'none'}",)
             fixes = (Change({"pool": UNSET if near is None else near}),)
             yield ("roles", number, "pool"), Problem(UNKNOWN_NAME, message, evidence, fixes, subject=_role(role))
+        if role.scale is not None and (of := signal_parts(role)[0]) not in names:
+            message = f"role {role.name!r}: its signal is of {of!r}, which is not a role{did_you_mean(of, names)}"
+            evidence = (f"roles: {', '.join(names)}",)
+            problem = Problem(UNKNOWN_NAME, message, evidence, ("correct the name in signal",), subject=_role(role))
+            yield ("roles", number, "scale", "signal"), problem
         for field in REFERENCES:
             for entry, name in enumerate(getattr(role, field)):
                 others = [other for other in names if other != role.name]

@@ -1,8 +1,9 @@
 """Scaling decisions: how many workers a role should have, from one signal at a time.
 
-Target tracking: a signal that is twice its target asks for twice the workers. Four rules keep the number steady:
+Target tracking: a signal that is twice its target asks for twice the workers. Of a signal that is true or false, the
+share of the time in which it was true counts. These rules keep the number steady:
 
-- signals within `tolerance` of the target change nothing;
+- signals within `tolerance` of the target change nothing, nor does a queue or a pool that moves towards its target;
 - workers are added when two signals in succession ask for more, and only as many as both ask for; by signals other than
   `outstanding`, which take time to follow a change, not within `cooldown` of the last addition;
 - workers are removed when all signals within `cooldown` ask for fewer, and not within `cooldown` of a change;
@@ -18,19 +19,21 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dovetail.actors.scale_signal import OUTSTANDING
 from dovetail.pipeline.durations import parse_duration
 from dovetail.text_format import format_count, format_duration
 
 if TYPE_CHECKING:
     from dovetail.actors.role import Scale
 
-OUTSTANDING = "outstanding"
 MAX_GROWTH = 4
 """Workers are at most multiplied by this where the signal says that there are too few, but not how many are missing."""
 MAX_REVERSALS = 6
 """The waiting time is doubled at most this number of times."""
 CALM_PERIODS = 4
 """Waiting times without a change after which earlier changes no longer count."""
+MIN_APPROACH = 0.05
+"""Share of the distance to its target by which a signal comes nearer from one decision to the next."""
 ROUNDING = 1e-9
 
 
@@ -55,6 +58,8 @@ class Scaler:
         self.cooldown_s = parse_duration(scale.cooldown)
         self._wanted: deque[tuple[float, int]] = deque()
         """(time, workers asked for) of the signals within the cooldown."""
+        self._flags: deque[tuple[float, bool]] = deque()
+        self._last_signal: float | None = None
         self._first_signal_at: float | None = None
         self._changed_at: float | None = None
         self._direction = 0
@@ -65,15 +70,18 @@ class Scaler:
         """(time, workers) of the last change to more."""
         self._too_many: tuple[float, int] | None = None
 
-    def decide(self, now: float, workers: int, signal: float | None, room: int | None = None) -> Decision:
+    def decide(self, now: float, workers: int, signal: float | bool | None, room: int | None = None) -> Decision:
         """`workers`: ready and starting, not draining. `signal`: None if it could not be measured. `room`: how many fit
         in addition; None if unknown."""
+        if isinstance(signal, bool):
+            signal = self._share_of_true(now, signal)
         if signal is None or math.isnan(signal):
             return Decision(workers, 0, f"no value of {self._signal_name()}: {_count(workers)} kept")
-        wanted = self._wanted_workers(workers, max(0.0, float(signal)))
+        is_closing = self._is_closing(signal)
+        wanted = workers if is_closing else self._wanted_workers(workers, max(0.0, float(signal)))
         self._remember(now, wanted)
         high = self.high if room is None else min(self.high, workers + room // self.step * self.step)
-        target, hold = self._steady_target(now, workers)
+        target, hold = (workers, "moves towards its target") if is_closing else self._steady_target(now, workers)
         limited = max(self.low, min(target, high))
         if limited == workers or (limited < workers) != (target < workers):
             return Decision(
@@ -84,6 +92,22 @@ class Scaler:
         return Decision(limited, limited - workers, self._reason(signal, workers, limited, limit, changed=True))
 
     # --- the number that a signal asks for
+
+    def _share_of_true(self, now: float, value: bool) -> float:
+        """The share of signals within the cooldown, since the last change, that were true."""
+        since = max(now - self.cooldown_s, -math.inf if self._changed_at is None else self._changed_at)
+        self._flags.append((now, value))
+        while self._flags[0][0] < since:
+            self._flags.popleft()
+        return sum(flag for _, flag in self._flags) / len(self._flags)
+
+    def _is_closing(self, signal: float) -> bool:
+        """Whether a signal that takes time to follow a change comes nearer to its target by itself."""
+        previous, self._last_signal = self._last_signal, signal
+        if previous is None or self.scale.signal == OUTSTANDING or self._flags:
+            return False
+        before, after = previous - self.scale.target, signal - self.scale.target
+        return before * after > 0 and abs(after) < (1 - MIN_APPROACH) * abs(before)
 
     def _wanted_workers(self, workers: int, signal: float) -> int:
         target, current = self.scale.target, max(1, workers)

@@ -81,7 +81,7 @@ COMMANDS = {
     "run": ("dovetail.cli.run", "Run a pipeline or recipe file, or resume a run."),
     "schema": ("dovetail.cli.schema", "Print the JSON Schema of pipeline, recipe, cluster or actors files."),
     "serve": ("dovetail.cli.serve", "Answer HTTP requests with a pipeline."),
-    "simulate": ("dovetail.cli.simulate", "Simulate a pipeline on a hypothetical cluster."),
+    "simulate": ("dovetail.cli.simulate", "Simulate a pipeline or actors on a hypothetical cluster."),
     "status": ("dovetail.cli.status", "Show the progress or result of a run."),
     "trace": ("dovetail.cli.runs", "Export the timeline of a run for Perfetto."),
 }

@@ -1,4 +1,4 @@
-"""`dovetail plan` and `dovetail explain` for actors files."""
+"""`dovetail plan`, `dovetail explain` and `dovetail simulate` for actors files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import click
 from dovetail.actors.actor_system import ActorSystem
 from dovetail.actors.actors_file import read_actors_file
 from dovetail.actors.role_explanation import explain_role
+from dovetail.actors.simulation_fields import BAD_SIMULATION
 from dovetail.cli.output_file import STDOUT, write_output
+from dovetail.documents.yaml_surface import YAML
 from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
 from dovetail.resources.ledger import Ledger
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from dovetail.actors.actor_plan import ActorPlan
     from dovetail.actors.actors_file import ParsedActorsFile
     from dovetail.cli.engine_option import TargetCluster
+    from dovetail.resources.cluster import Cluster
 
 
 def load_actors(file: str, options: Mapping[str, object]) -> tuple[ParsedActorsFile, ActorSystem]:
@@ -33,7 +36,7 @@ def load_actors(file: str, options: Mapping[str, object]) -> tuple[ParsedActorsF
     parsed = read_actors_file(file)
     if parsed.problems:
         raise ConfigError(parsed.problems)
-    return parsed, ActorSystem(parsed.roles, parsed.pools, name=parsed.name)
+    return parsed, ActorSystem(parsed.roles, parsed.pools, name=parsed.name, simulation=parsed.simulation)
 
 
 def plan_of(parsed: ParsedActorsFile, system: ActorSystem, on: TargetCluster) -> ActorPlan:
@@ -64,6 +67,21 @@ def print_plan(file: str, on: TargetCluster, out: str | None, as_json: bool, opt
     for line in on.usage_lines():
         click.echo(line)
     click.echo(f"\nNext:  {shlex.join(['dovetail', 'explain', file, made.roles[0].name])}", err=True)
+
+
+def print_simulation(file: str, cluster: Cluster, seed: int, as_json: bool, options: Mapping[str, object]) -> None:
+    parsed, system = load_actors(file, options)
+    if parsed.simulation is None:
+        message = "the file has no call pattern to simulate"
+        method = f"{system.roles[0].name}.method"
+        example = {"clients": [{"call": method, "callers": 8}], "methods": {method: {"time": "100ms"}}}
+        fixes = (YAML.assignment("simulate", example),)
+        raise ConfigError(Problem(BAD_SIMULATION, message, fixes=fixes, place=parsed.document.place()))
+    try:
+        result = system.simulate(cluster, seed=seed)
+    except InfeasibleError as error:
+        raise InfeasibleError(parsed.located(problem) for problem in error.problems) from None
+    click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 
 
 def print_explanation(

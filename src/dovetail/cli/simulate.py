@@ -1,4 +1,4 @@
-"""`dovetail simulate`: simulate a pipeline on a hypothetical cluster."""
+"""`dovetail simulate`: simulate a pipeline or actors on a hypothetical cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import click
 
 import dovetail as dt
+from dovetail.actors import is_actors_file
 from dovetail.cli.engine_option import engine_conflicts, engine_option, target_cluster
 from dovetail.cli.options import (
     cluster_option,
@@ -20,6 +21,7 @@ from dovetail.cli.options import (
     source_option,
 )
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec
+from dovetail.documents.parser import read_document
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD
@@ -41,6 +43,7 @@ Examples:
   dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)" --limit 20000
   dovetail simulate pipeline.yaml --cluster "100x(64cpu, 256GB, 8xA100:80GB)" --node-losses 0.5 --deaths 2
   dovetail simulate pipeline.yaml --limit 5000 --seed 7 --json | jq .steady_rate
+  dovetail simulate examples/actors/scaled.yaml --cluster "1x(16cpu, 32GB)"
 """
 )
 @file_argument()
@@ -95,15 +98,32 @@ def simulate(
     record: bool,
     as_json: bool,
 ) -> None:
-    """Simulate the pipeline or recipe in FILE on a cluster, in virtual time.
+    """Simulate the pipeline, recipe or actors in FILE on a cluster, in virtual time.
 
     Plan and controller are those of a real run; no work is done. Speeds are those of earlier runs, as for dovetail
-    plan.
+    plan. Actors have a call pattern and service times in FILE (key simulate), and their scaling is simulated.
     """
     problems = engine_conflicts(engine, cluster_spec)
     if problems:
         raise dt.ConfigError(problems)
     cluster = target_cluster(engine, cluster_spec).cluster
+    if is_actors_file(read_document(file).data):
+        from dovetail.cli.actors_plan import print_simulation  # late: most files are pipelines
+
+        not_for_actors = {
+            "--limit": limit,
+            "--mode": mode,
+            "--set": sets,
+            "--source": source,
+            "--spread": spread != DEFAULT_SPREAD,
+            "--setup": setup_s,
+            "--deaths": deaths > 0,
+            "--node-losses": node_losses > 0,
+            "--run-dir": run_dir,
+            "--record": record,
+        }
+        print_simulation(file, cluster, seed, as_json, not_for_actors)
+        return
     job = fit_to_cluster(load_run_spec(file, sets, source), cluster)
     try:
         result = run_simulated(
