@@ -617,6 +617,41 @@ class ProcessContract(EngineContract):
         scene.engine.call(1, "server", "negate", array, name="").cancel()
         assert scene.result(scene.engine.call(1, "server", "kept")) == [0, 1]
 
+    def test_threads_wait_for_calls_while_the_worker_runs_messages(self, scene_of: SceneOf) -> None:
+        """Threads that wait for answers also receive what is meant for the polling thread."""
+        scene = scene_of(book=Notebook)
+        scene.ready(1, "a", "book")
+        counts: list[int] = []
+
+        def call() -> None:
+            for _ in range(50):
+                counts.append(scene.engine.call(1, "book", "note", "x").result(PATIENCE_S))
+
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        messages = [scene.message(1, "a", [number]) for number in range(50)]
+        assert [scene.keys(scene.done(message)) for message in messages] == [[(number,)] for number in range(50)]
+        scene.until(lambda: not any(thread.is_alive() for thread in threads), "all threads end")
+        assert sorted(counts) == list(range(1, 151))
+
+    def test_a_thread_that_waits_learns_of_the_end_of_the_worker(self, scene_of: SceneOf, tmp_path: Path) -> None:
+        scene = scene_of(server=PlainServer)
+        scene.ready(1, "server")
+        errors: list[BaseException | None] = []
+
+        def call() -> None:
+            for file in (tmp_path / "1", tmp_path / "2"):
+                errors.append(scene.engine.call(1, "server", "wait_for", str(file)).exception(PATIENCE_S))
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        scene.until(lambda: begun(tmp_path / "1"), "the method runs")
+        scene.rig.kill(1)
+        scene.lost(1)
+        scene.until(lambda: not thread.is_alive(), "the thread ends")
+        assert [isinstance(error, WorkerLostError) for error in errors] == [True, True]
+
     def test_callbacks_run_outside_of_the_polling_thread_in_the_order_of_answers(self, scene_of: SceneOf) -> None:
         scene = scene_of(book=Notebook)
         scene.ready(1, "book")

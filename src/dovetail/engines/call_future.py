@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dovetail.control.engine import DeadlineExceededError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     Body = bytes | memoryview | BaseException
     """A pickled value or exception; or an exception of the engine itself."""
@@ -36,9 +36,9 @@ class CallOwner(Protocol):
         """Close the descriptors of an answer that nobody waits for. Thread: any."""
         ...
 
-    def poll_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """In the polling thread: poll until the condition holds, and keep the events for the next `poll`. False: this
-        is another thread."""
+    def wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
+        """Read until the call is answered, if this thread may read; events are kept for the next `poll`. May return
+        early."""
         ...
 
 
@@ -86,16 +86,16 @@ class CallFuture(Future[Any]):
                 return 0.0
             self._waiting_threads += 1
         try:
-            if not self._owner.poll_until(self._is_answered, timeout_s):
-                with self._condition:
-                    self._condition.wait_for(self._is_answered, timeout_s)
+            self._owner.wait_for(self, timeout_s)
+            with self._condition:
+                self._condition.wait_for(self.is_answered, None if end is None else end - monotonic())
         finally:
             with self._condition:
                 self._waiting_threads -= 1
             self.complete()
         return None if end is None else max(0.0, end - monotonic())
 
-    def _is_answered(self) -> bool:
+    def is_answered(self) -> bool:
         return self._answer is not None or self._state not in _OPEN_STATES
 
     def deliver(self, fine: bool, body: Body, descriptors: Sequence[int] = ()) -> None:

@@ -54,7 +54,7 @@ class DriverCalls:
         lock: Lock,
         flush: Callable[[RankProcess], None],
         wake: Callable[[], None],
-        poll_until: Callable[[Callable[[], bool], float | None], bool],
+        wait_for: Callable[[CallFuture, float | None], None],
         new_pool: Callable[[], BufferPool],
     ) -> None:
         """`lock`: of the engine. `flush` sends the queued frames of a process, `wake` wakes the polling thread."""
@@ -62,7 +62,7 @@ class DriverCalls:
         self._lock = lock
         self._flush = flush
         self._wake = wake
-        self.poll_until = poll_until
+        self.wait_for = wait_for
         self.load, self.drop = load_value, close_descriptors
         self.completions = CompletionThread()
         self._deadlines = CallDeadlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import time
 from collections import deque
 from contextlib import suppress
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.events import Event
+    from dovetail.engines.call_future import CallFuture
     from dovetail.engines.local.driver_calls import DriverCalls
     from dovetail.engines.local.forkserver_client import ProcessServer
     from dovetail.engines.local.memory_watch import MemoryWatch
@@ -45,6 +47,8 @@ MAX_SERVERS_LOST = 10
 setup may be what kills them, and the run must not repeat it without limit."""
 
 
+READ_IN_CALLER_S = 0.05
+"""How long a thread that waits for an answer reads the socket itself."""
 MEMORY_CHECK_S = 0.25
 """Interval of the checks whether memory runs out."""
 
@@ -126,6 +130,8 @@ class LocalEngine:
         self._calls = CallRouter(self._workers, self._numbers, self._queue_frame)
         self._driver_calls: DriverCalls | None = None
         """Calls of this process; None: it made none."""
+        self._deferred: deque[tuple[RankProcess, Frame]] = deque()
+        """Frames for the polling thread that a caller's thread has read."""
         self._ranks: dict[int, RankProcess] = {}
         self._by_fd: dict[int, RankProcess] = {}
         self._posted: deque[Event] = deque()
@@ -185,6 +191,8 @@ class LocalEngine:
             left = self._driver_calls.seconds_left(left)
         for fd, what in self._epoll.poll(left):
             self._on_readable(fd, what)
+        if self._deferred:
+            self._handle_deferred()
         if self._forkserver is not None and self._forkserver.has_frames:
             self._read_forkserver()
         if self._driver_calls is not None:
@@ -195,17 +203,68 @@ class LocalEngine:
             self._return_buffers()
             self._flush()
 
-    def _poll_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """See `CallOwner.poll_until`."""
+    def _wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
+        """See `CallOwner.wait_for`."""
         if get_ident() != self._wakeup.polling_thread:
-            return False
+            self._read_in_caller(call, timeout_s)
+            return
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._closed and not condition():
+        while not self._closed and not call.is_answered():
             left = -1.0 if until is None else until - time.monotonic()
             if until is not None and left <= 0:
                 break
             self._wait_and_handle(left)
+
+    def _read_in_caller(self, call: CallFuture, timeout_s: float | None) -> None:
+        """Read the socket of the called process for some time, in place of the polling thread: that saves a switch of
+        threads, which takes longer than a short call."""
+        rank = self._calls.process_of(call)
+        if rank is None or not rank.reading.acquire(blocking=False):
+            return
+        try:
+            if not self._set_read_by_caller(rank, True):
+                return
+            try:
+                limit_s = READ_IN_CALLER_S if timeout_s is None else min(timeout_s, READ_IN_CALLER_S)
+                self._read_answers(rank, call, time.monotonic() + limit_s)
+            finally:
+                self._set_read_by_caller(rank, False)
+        finally:
+            rank.reading.release()
+        if self._deferred:
+            self._wakeup.wake()
+
+    def _set_read_by_caller(self, rank: RankProcess, value: bool) -> bool:
+        """False: the process has exited."""
+        with self._lock:
+            rank.is_read_by_caller = value
+            if self._closed or rank.channel.fileno() not in self._by_fd:
+                return False
+            self._update_polling(rank)
         return True
+
+    def _read_answers(self, rank: RankProcess, call: CallFuture, until: float) -> None:
+        readable = select.poll()
+        readable.register(rank.channel.fileno(), select.POLLIN)
+        is_connected = True
+        while is_connected and not call.is_answered():
+            left_ms = (until - time.monotonic()) * 1000
+            if left_ms <= 0 or not readable.poll(left_ms):
+                return
+            try:
+                frames, is_connected = rank.channel.receive()
+            except OSError:  # the engine was closed, or the frame is not complete yet
+                continue
+            for frame in frames:
+                if frame.head[0] == "answer":
+                    self._on_answer(rank.child, frame)
+                else:
+                    self._deferred.append((rank, frame))
+
+    def _handle_deferred(self) -> None:
+        """Handle frames that threads of callers have read."""
+        while self._deferred:
+            self._on_frame(*self._deferred.popleft())
 
     def post(self, event: Event) -> None:
         self._posted.append(event)
@@ -235,7 +294,7 @@ class LocalEngine:
                         self._lock,
                         self._flush_rank,
                         self._wakeup.wake,
-                        self._poll_until,
+                        self._wait_for,
                         self._payloads.new_pool,
                     )
         return self._driver_calls
@@ -448,9 +507,13 @@ class LocalEngine:
             rank.close_passed()
         if unsent != rank.has_unsent:
             rank.has_unsent = unsent
-            fd = rank.channel.fileno()
-            if fd in self._by_fd:  # it may have closed its end
-                self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if unsent else 0))
+            if rank.channel.fileno() in self._by_fd:  # it may have closed its end
+                self._update_polling(rank)
+
+    def _update_polling(self, rank: RankProcess) -> None:
+        """Hold the lock."""
+        events = 0 if rank.is_read_by_caller else select.EPOLLIN
+        self._epoll.modify(rank.channel.fileno(), events | (select.EPOLLOUT if rank.has_unsent else 0))
 
     def _return_buffers(self) -> None:
         for number, unused, kept in self._payloads.take_freed(self._ranks):
@@ -468,9 +531,13 @@ class LocalEngine:
             return
         if what & select.EPOLLOUT:
             self._unflushed[rank] = None
-        with suppress(BlockingIOError):
-            if what & ~select.EPOLLOUT and not self._read(rank):
-                self._stop_listening(fd)  # the fork server reports its exit
+        if what & ~select.EPOLLOUT and rank.reading.acquire(blocking=False):  # otherwise a caller reads
+            try:
+                with suppress(BlockingIOError):
+                    if not self._read(rank):
+                        self._stop_listening(fd)  # the fork server reports its exit
+            finally:
+                rank.reading.release()
 
     def _stop_listening(self, fd: int) -> None:
         with self._lock:  # `call` may change what the descriptor is polled for
@@ -478,7 +545,9 @@ class LocalEngine:
                 self._epoll.unregister(fd)
 
     def _read(self, rank: RankProcess) -> bool:
-        """Read once. False: end of the stream. BlockingIOError: no data yet."""
+        """Read once. False: end of the stream. BlockingIOError: no data yet. Hold `reading`."""
+        if self._deferred:
+            self._handle_deferred()
         frames, there = rank.channel.receive()
         for frame in frames:
             self._on_frame(rank, frame)
@@ -562,9 +631,13 @@ class LocalEngine:
         if rank is None:
             return
         fd = rank.channel.fileno()
-        with suppress(BlockingIOError):
+        if rank.is_read_by_caller:
+            with suppress(OSError):
+                rank.channel.sock.shutdown(socket.SHUT_RD)  # the caller stops reading
+        with rank.reading, suppress(BlockingIOError):
             while fd in self._by_fd and self._read(rank):
                 pass
+        self._handle_deferred()
         self._stop_listening(fd)
         child = rank.child
         rank.has_exited = True

@@ -40,6 +40,11 @@ class CallRouter:
         call.number = self._forward(called, hosted, method, body, call, deadline)
         return called
 
+    def process_of(self, call: CallFuture) -> RankProcess | None:
+        """The process that is called; None: the call was answered. Without the lock."""
+        child = self._children.get(call.worker)
+        return _find_rank(child, call.rank) if child is not None and call.number in child.calls else None
+
     def withdraw(self, call: CallFuture) -> RankProcess | None:
         """Forget a call from this process and cancel it in its worker. None: it was answered, or its worker is gone."""
         child = self._children.get(call.worker)

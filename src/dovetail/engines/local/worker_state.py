@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.events import VERDICT_FATAL, LossCause, WorkerLost, WorkerStopped
@@ -28,10 +29,12 @@ class RankProcess:
         "fds",
         "has_exited",
         "has_unsent",
+        "is_read_by_caller",
         "number",
         "passed_fds",
         "pid",
         "rank",
+        "reading",
         "ready",
         "stopped",
     )
@@ -49,6 +52,10 @@ class RankProcess:
         self.has_exited = False
         self.has_unsent = False
         """Whether its socket was full and is polled for writing."""
+        self.reading = Lock()
+        """Held while a thread reads its socket."""
+        self.is_read_by_caller = False
+        """Whether a thread that waits for an answer reads its socket, instead of the polling thread."""
         self.fds: dict[int, int] = {}
         """Buffer of its pool -> our descriptor of it."""
         self.passed_fds: list[int] = []

@@ -32,14 +32,14 @@ class DriverCalls:
         numbers: Iterator[int],
         lock: RLock,
         wake: Callable[[], None],
-        poll_until: Callable[[Callable[[], bool], float | None], bool],
+        wait_for: Callable[[CallFuture, float | None], None],
     ) -> None:
         """`lock`: of the engine. `wake` wakes the polling thread."""
         self._workers = workers
         self._numbers = numbers
         self._lock = lock
         self._wake = wake
-        self.poll_until = poll_until
+        self.wait_for = wait_for
         self.load, self.drop = load_value, close_descriptors
         self.completions = CompletionThread()
         self._deadlines = CallDeadlines()

@@ -34,12 +34,13 @@ from dovetail.engines.ray.worker_logs import LogWriter
 from dovetail.resources.amounts import add_amounts, subtract_amounts, sum_seats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
     from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.events import Event
+    from dovetail.engines.call_future import CallFuture
     from dovetail.engines.ray.agent_link import AgentLink
     from dovetail.engines.ray.agent_pool import RayRunContext
     from dovetail.engines.ray.placement_groups import Reservation
@@ -87,7 +88,7 @@ class RayEngine:
         self.agents = AgentPool(self._folder, context, self._listener)
         self.reservation = context.reservation
         self.losses = NodeLoss(self)
-        self.calls = DriverCalls(self.workers, self._numbers, self._lock, self.nudge, self._poll_until)
+        self.calls = DriverCalls(self.workers, self._numbers, self._lock, self.nudge, self._wait_for)
         self._polling_thread = 0
         self._nudged = False
         """Whether `nudge` was called since the last `poll`."""
@@ -149,17 +150,16 @@ class RayEngine:
             self._advance_and_flush()
         self.calls.deliver()
 
-    def _poll_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """See `CallOwner.poll_until`."""
+    def _wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
+        """See `CallOwner.wait_for`."""
         if get_ident() != self._polling_thread:
-            return False
+            return
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._closed.is_set() and not condition():
+        while not self._closed.is_set() and not call.is_answered():
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 break
             self._wait_and_handle(left)
-        return True
 
     def post(self, event: Event) -> None:
         self._inbox.put(event)

@@ -170,22 +170,21 @@ class SimulatedEngine:
     def drop(self, descriptors: Sequence[int]) -> None:
         """Nothing: simulated results have no descriptors."""
 
-    def poll_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+    def wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
         """See `CallOwner`. Seconds are those of the virtual clock."""
         if get_ident() != self._polling_thread:
-            return False
+            return
         agenda = self._queue
         end = inf if timeout_s is None else agenda.now + timeout_s
         events, agenda.out = agenda.out, []
-        while not condition() and agenda.now < end and not self._closed:
+        while not call.is_answered() and agenda.now < end and not self._closed:
             before = agenda.now, self._messages.answered
             self._advance(end)
             events += agenda.out
             agenda.out = []
-            if not condition() and before == (agenda.now, self._messages.answered) and not self._from_threads:
-                raise AssertionError(f"no event is scheduled: the call hangs at {agenda.now:.3f} s; {self.state()}")
+            stuck = before == (agenda.now, self._messages.answered) and not self._from_threads
+            assert call.is_answered() or not stuck, f"the call hangs at {agenda.now:.3f} s; {self.state()}"
         agenda.out = events
-        return True
 
     def now(self) -> float:
         return self._queue.now
