@@ -34,6 +34,13 @@ def test_payloads_arrive_complete_and_leave_no_descriptors_open(tmp_path: Path) 
     assert {"shmem_before_mb", "shmem_after_mb"} <= set(found)
 
 
+def test_calls_of_actors_are_timed(tmp_path: Path) -> None:
+    found = run_benchmark("roles", tmp_path, "--engines", "local", "--calls", "20", "--arrays", "1", "--mb", "1")
+    for key in ("local_call_us", "colocated_call_us", "worker_call_us", "calls_s", "array_ms", "pipe_array_ms"):
+        assert found[key] > 0, key
+    assert found["array_ratio"] == pytest.approx(found["pipe_array_ms"] / found["array_ms"])
+
+
 def test_the_controller_is_timed_per_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_benchmark_here(
         "controller", tmp_path, monkeypatch, "--workers", "10,50", "--least", "1000", "--repeat", "1"

@@ -83,6 +83,17 @@ def test_the_bars_for_overhead_on_ray_hold(tmp_path: Path) -> None:
 
 @pytest.mark.bar
 @pytest.mark.ray
+def test_the_bars_for_calls_of_actors_hold(tmp_path: Path) -> None:
+    found = run_benchmark("roles", tmp_path)
+    assert found["local_ratio"] <= 0.25
+    assert found["ray_ratio"] <= 1.3
+    assert found["colocated_call_us"] <= 15
+    assert found["calls_s"] >= 5000
+    assert found["array_ratio"] >= 3
+
+
+@pytest.mark.bar
+@pytest.mark.ray
 def test_the_bars_for_text_on_ray_hold(tmp_path: Path) -> None:
     """Except for the comparison with Ray Data, which needs another environment."""
     source = written(tmp_path / "rows.jsonl", 50_000)
