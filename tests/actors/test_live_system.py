@@ -36,6 +36,9 @@ class Counter:
         self.value += amount * self.step
         return self.value
 
+    def load(self) -> int:
+        return self.value
+
     def index(self) -> int:
         return int(self.worker.index)
 
@@ -186,6 +189,26 @@ def test_a_role_is_scaled_and_the_handles_follow(in_process: None) -> None:
             live.scale(counter=4)
         with pytest.raises(dt.ConfigError, match="no role 'countr'"):
             live.scale(countr=1)
+
+
+@pytest.mark.parametrize("by", ["method", "function", "outstanding"])
+def test_a_role_follows_its_signal(in_process: None, tmp_path: Path, by: str) -> None:
+    gate = tmp_path / "gate"
+
+    def one_outstanding(live: dt.LiveSystem) -> float:
+        return 3.0 / live.counts()["counter"]
+
+    signal: Any = {"method": "load", "function": one_outstanding, "outstanding": "outstanding"}[by]
+    scale = dt.Scale(1.0, signal, interval="20ms", cooldown="100ms")
+    with launch(role("counter", workers=(1, 3), scale=scale, slots=6)) as live:
+        if by == "method":
+            live.counter.one.add(3).result(PATIENCE_S)
+        held = [live.counter.one.wait_for(str(gate)) for _ in range(3)] if by == "outstanding" else []
+        until(lambda: live.counts() == {"counter": 3}, "there are more instances")
+        gate.touch()
+        assert [one.result(PATIENCE_S) for one in held] == [str(gate)] * len(held)
+    notes = [line for line in (live.folder / "events.jsonl").read_text().splitlines() if '"what":"scale"' in line]
+    assert "target 1" in notes[0]
 
 
 def test_the_status_shows_every_instance_and_what_it_does(live: dt.LiveSystem, tmp_path: Path) -> None:

@@ -65,6 +65,15 @@ class Bundle:
     def roles(self) -> tuple[str, ...]:
         return tuple(role for template, _ in self.processes for role, _ in template.instances)
 
+    def instances_of(self, role: str) -> int:
+        """Instances of a role in one bundle."""
+        return sum(
+            processes * instances
+            for template, processes in self.processes
+            for name, instances in template.instances
+            if name == role
+        )
+
 
 def start_cycles(roles: Sequence[Role]) -> list[Problem]:
     """Processes that cannot start because a role in them starts after a role that starts after the process."""

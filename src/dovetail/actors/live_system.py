@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from dovetail.actors.directory import InstanceState
 from dovetail.actors.handles import ActorHandles, RoleHandle
+from dovetail.actors.scaling_thread import ScalingThread
 from dovetail.actors.system_controller import SystemPhase
 from dovetail.actors.system_status import Heartbeat, SystemStatus, instance_rows
 from dovetail.control.commands import Note, StartWorker
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from dovetail.actors.call_router import CallRouter
     from dovetail.actors.directory import Directory
+    from dovetail.actors.scaling import Scaler
     from dovetail.actors.system_controller import ActorController
     from dovetail.control.commands import Command
     from dovetail.control.engine import Observer
@@ -232,9 +234,10 @@ class LiveSystem(RunHandle):
 
     _noun = "actor system"
 
-    def __init__(self, name: str, active: ActiveSystem) -> None:
+    def __init__(self, name: str, active: ActiveSystem, scalers: Mapping[str, Scaler]) -> None:
         super().__init__(active)
         self.name = name
+        self._scaling = ScalingThread(self, scalers, active.engine.post)
         self._system = active
         self._handles = ActorHandles(active.router)
         self._is_failure_raised = False
@@ -244,6 +247,7 @@ class LiveSystem(RunHandle):
         self._system.drive()
 
     def _close(self) -> None:
+        self._scaling.stop()
         self._system.router.close("has ended")
 
     # --- roles
@@ -278,6 +282,10 @@ class LiveSystem(RunHandle):
         if state is InstanceState.READY and any(row.state != InstanceState.READY.value for row in rows):
             state = InstanceState.DEGRADED
         return SystemStatus(self.name, self.folder.name, state.value, controller.error, tuple(rows))
+
+    def counts(self) -> dict[str, int]:
+        """Role -> instances that run or are starting."""
+        return self._system.controller.counts()
 
     # --- scale
 
@@ -321,6 +329,7 @@ class LiveSystem(RunHandle):
         if self._system.controller.run_state in (RunState.STOPPING, RunState.FAILED) or self.done:
             self._wait_until_over()
             self._raise_failure(NOT_STARTED)
+        self._scaling.start()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the system has ended. Raises RunError if it failed, and TimeoutError after `timeout` seconds.
@@ -333,6 +342,7 @@ class LiveSystem(RunHandle):
         """Stop the system and return when it has ended. With `drain`, running and waiting calls are finished first; at
         the deadline what is left is killed."""
         deadline_s = parse_duration(deadline)
+        self._scaling.stop()
         self._system.router.close("is stopped")
         if drain and not self.done:
             self._engine.post(Drain("stopped"))

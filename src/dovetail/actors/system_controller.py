@@ -176,7 +176,7 @@ class ActorController:
             case CapacityReserved():
                 self._on_capacity_reserved(now, event)
             case PinWorkers() if event.workers is not None:
-                self._scale(now, event.unit, event.workers)
+                self._scale(now, event.unit, event.workers, event.reason)
             case Drain():
                 self._stop(now, RunState.FINISHED, event.reason, drain=True)
             case CancelRun():
@@ -386,7 +386,7 @@ class ActorController:
     def scale_problem(self, role: str, workers: int) -> str:
         """Why this number of instances is not possible at all; empty if it may be."""
         bundle = self._bundle_of(role)
-        per_bundle = _instances_per_bundle(bundle, role)
+        per_bundle = bundle.instances_of(role)
         low, high = bundle.low * per_bundle, bundle.high * per_bundle
         if not low <= workers <= high:
             return f"role {role!r} has {low} to {high} workers" if low < high else f"role {role!r} has {low} workers"
@@ -397,12 +397,12 @@ class ActorController:
     def _bundle_of(self, role: str) -> Bundle:
         return next(bundle for bundle in self._definition.bundles if role in bundle.roles)
 
-    def _scale(self, now: float, role: str, workers: int) -> None:
+    def _scale(self, now: float, role: str, workers: int, reason: str = "") -> None:
         """Add or drain bundles until the role has this many instances, as far as there is room."""
         if self.phase is not SystemPhase.RUNNING or role not in self._roles or self.scale_problem(role, workers):
             return
         bundle = self._bundle_of(role)
-        target = workers // _instances_per_bundle(bundle, role)
+        target = workers // bundle.instances_of(role)
         mine = [number for number, one in self._placed_bundles().items() if one.bundle.name == bundle.name]
         before = len(mine)
         for number in sorted(mine, reverse=True)[: max(0, before - target)]:
@@ -413,11 +413,12 @@ class ActorController:
         reached = min(before, target) + added
         if reached == before == target:
             return
-        per = _instances_per_bundle(bundle, role)
+        per = bundle.instances_of(role)
         text = f"{role}: {before * per} -> {reached * per} instances"
         if reached < target:
             text += f" instead of {workers}: no room for {bundle.processes[0][0].shape.describe()}"
-        data = {"role": role, "from": before * per, "to": reached * per, "wanted": workers}
+        text += f" ({reason})" if reason else ""
+        data = {"role": role, "from": before * per, "to": reached * per, "wanted": workers, "reason": reason}
         self._commands.append(Note("scale", text, data))
 
     def _add_bundle(self, now: float, bundle: Bundle) -> bool:
@@ -520,15 +521,6 @@ class ActorController:
                 command.context = pickle.dumps(context, 5)
             done.append(command)
         return done
-
-
-def _instances_per_bundle(bundle: Bundle, role: str) -> int:
-    return sum(
-        processes * instances
-        for template, processes in bundle.processes
-        for name, instances in template.instances
-        if name == role
-    )
 
 
 def _loss_text(event: WorkerLost) -> str:

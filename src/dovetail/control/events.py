@@ -233,6 +233,7 @@ class PinWorkers:
 
     unit: str
     workers: int | None
+    reason: str = ""
 
 
 @dataclass(slots=True)
