@@ -326,8 +326,18 @@ def test_without_room_an_instance_waits_until_a_node_joins() -> None:
     assert rig.alive[rig.worker("a", 0)].seats[0].node == "node-2"
 
 
-def test_a_node_whose_agent_returns_keeps_its_instances() -> None:
-    rig = Rig(role("a"))
+def test_a_node_whose_agent_is_lost_is_avoided_if_there_is_another() -> None:
+    rig = Rig(role("a"), cluster="2x(4cpu)")
+    rig.launch()
+    node = rig.alive[rig.worker("a")].seats[0].node
+    rig.lose(rig.worker("a"), LossCause.NODE_LOST, "")
+    rig.step(NodeLeft(node, returns=True))
+    rig.pass_time(1.0)
+    assert rig.alive[rig.worker("a")].seats[0].node != node
+
+
+def test_a_node_whose_agent_returns_keeps_its_instances_if_there_is_no_other() -> None:
+    rig = Rig(role("a"), cluster="1x(4cpu)")
     rig.launch()
     seats = rig.alive[rig.worker("a")].seats
     rig.lose(rig.worker("a"), LossCause.NODE_LOST, "")

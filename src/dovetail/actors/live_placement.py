@@ -13,7 +13,7 @@ from dovetail.resources.ledger import Ledger
 from dovetail.streaming.reserved_capacity import ReservedCapacity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from dovetail.actors.colocation import Bundle
     from dovetail.actors.role import Pool
@@ -49,14 +49,19 @@ class LivePlacement:
     def has_nodes_of(self, seats: Seats) -> bool:
         return all(seat.node in self._nodes for seat in seats)
 
-    def place(self, bundle: Bundle, placed: Sequence[PlacedBundle]) -> PlacedBundle | None:
-        """A place for one more bundle beside those that are placed; None if there is none."""
-        if not self._nodes:
+    def place(self, bundle: Bundle, placed: Sequence[PlacedBundle], avoid: Collection[str] = ()) -> PlacedBundle | None:
+        """A place for one more bundle beside those that are placed, on other nodes than `avoid`; None if there is
+        none."""
+        nodes = tuple(node for name, node in self._nodes.items() if name not in avoid)
+        if not nodes:
             return None
-        staying = [one for one in placed if all(map(self.has_nodes_of, one.seats))]
+        cluster = replace(self.cluster, nodes=nodes)
+        names = {node.name for node in nodes}
+        staying = [one for one in placed if names.issuperset(one.nodes)]
         seats = [seat for one in staying for process in one.seats for seat in process]
-        others = [seat for worker in self._reserved.external_workers(self.cluster, seats) for seat in worker.seats]
-        placer = BundlePlacer(Ledger(self.cluster, others), self._bundles, self._pools)
+        others = [seat for worker in self._reserved.external_workers(cluster, seats) for seat in worker.seats]
+        others = [seat for seat in others if seat.node in names]
+        placer = BundlePlacer(Ledger(cluster, others), self._bundles, self._pools)
         for one in staying:
             placer.adopt(one)
         return placer.place(bundle)

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from dovetail.resources.cluster import Cluster
     from dovetail.resources.seat import Seats
 
+RETURN_S = 15.0
+"""Time in which nothing is restarted on a node whose agent was lost, unless there is no other place: the node may be
+lost, too."""
 ROOM_RETRY_S = 1.0
 """Interval for looking for a place for a process whose node is gone."""
 
@@ -102,6 +105,8 @@ class ActorController:
         self._drains = True
         self._stop_level = 0
         self._stop_reason = ""
+        self._returning: dict[str, float] = {}
+        """Node whose agent was lost -> the time until which other nodes are preferred."""
         self._commands: list[Command] = []
         self._directory_version = 0
         self._is_directory_changed = True
@@ -117,6 +122,7 @@ class ActorController:
     def step(self, now: float, events: Sequence[Event]) -> list[Command]:
         if self._deadline_at is None:
             self._deadline_at = now + self._deadline_s
+        self._returning = {node: until for node, until in self._returning.items() if until > now}
         for event in events:
             self._on_event(now, event)
         if self.phase is SystemPhase.LAUNCHING:
@@ -170,8 +176,11 @@ class ActorController:
             case WorkerStopped():
                 self._on_worker_stopped(now, event.worker)
             case NodeJoined():
+                self._returning.pop(event.node.name, None)
                 self._placement.on_node_joined(event.node)
-            case NodeLeft() if not event.returns:
+            case NodeLeft() if event.returns:
+                self._returning[event.node] = now + RETURN_S
+            case NodeLeft():
                 self._placement.on_node_left(event.node)
             case CapacityReserved():
                 self._on_capacity_reserved(now, event)
@@ -306,8 +315,14 @@ class ActorController:
         """Start processes that are due, where they were or, if their node is gone, elsewhere."""
         for process in list(self.processes):
             is_due = process.start_at is not None and process.start_at <= now
-            if is_due and (self._placement.has_nodes_of(process.seats) or self._place_again(now, process)):
-                self._start(now, process)
+            if not is_due:
+                continue
+            if not self._placement.has_nodes_of(process.seats):
+                if not self._place_again(now, process):
+                    continue
+            elif any(self._returning.get(seat.node, now) > now for seat in process.seats):
+                self._move(process)
+            self._start(now, process)
 
     def _start(self, now: float, process: ProcessState) -> None:
         process.start(now, next(self._worker_numbers))
@@ -324,16 +339,21 @@ class ActorController:
         return hosted if hosted.name == name else replace(hosted, name=name)
 
     def _place_again(self, now: float, process: ProcessState) -> bool:
-        """Find seats for all processes of a bundle whose node is gone."""
+        """Find seats for all processes of a bundle whose node is gone, or wait."""
+        if self._move(process):
+            return True
+        self._is_directory_changed = True
+        process.wait_for_room(now, ROOM_RETRY_S, f"no node has room for {process.template.shape.describe()}")
+        return False
+
+    def _move(self, process: ProcessState) -> bool:
+        """Give all processes of a bundle seats on other nodes; False, and no change, if there are none at present."""
         members = self._processes_of(process.bundle)
         if any(one.worker is not None for one in members):  # they are lost with the same node, and reported soon
-            process.wait_for_room(now, ROOM_RETRY_S, "waiting for the end of its neighbours on the lost node")
             return False
-        others = {number: one for number, one in self._placed_bundles().items() if number != process.bundle}
-        found = self._placement.place(self._bundles[process.bundle], list(others.values()))
+        others = [one for number, one in self._seated_bundles().items() if number != process.bundle]
+        found = self._placement.place(self._bundles[process.bundle], others, self._returning)
         if found is None:
-            self._is_directory_changed = True
-            process.wait_for_room(now, ROOM_RETRY_S, f"no node has room for {process.template.shape.describe()}")
             return False
         for one, seats in zip(members, found.seats, strict=True):
             one.seats = seats
@@ -354,12 +374,12 @@ class ActorController:
             if any(process.state is not InstanceState.DRAINING for process in self._processes_of(number))
         }
 
-    def _seated_bundles(self) -> list[PlacedBundle]:
+    def _seated_bundles(self) -> dict[int, PlacedBundle]:
         """Bundles that hold their seats, draining ones included."""
-        return [
-            PlacedBundle(bundle, tuple(process.seats for process in self._processes_of(number)))
+        return {
+            number: PlacedBundle(bundle, tuple(process.seats for process in self._processes_of(number)))
             for number, bundle in self._bundles.items()
-        ]
+        }
 
     def _drain_bundle(self, now: float, number: int, reason: str) -> None:
         self._is_directory_changed = True
@@ -422,7 +442,7 @@ class ActorController:
         self._commands.append(Note("scale", text, data))
 
     def _add_bundle(self, now: float, bundle: Bundle) -> bool:
-        found = self._placement.place(bundle, self._seated_bundles())
+        found = self._placement.place(bundle, list(self._seated_bundles().values()))
         if found is None:
             return False
         number = next(self._bundle_numbers)

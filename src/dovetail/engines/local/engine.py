@@ -13,7 +13,7 @@ from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
-from dovetail.control.engine import DEFAULT_CALL, CallOptions, WorkerLostError
+from dovetail.control.engine import DEFAULT_CALL, CallOptions
 from dovetail.control.events import BatchesReturned, LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.engines.local import process_setup
 from dovetail.engines.local.breadcrumbs import BreadcrumbTable
@@ -21,7 +21,7 @@ from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit
 from dovetail.engines.local.forkserver_client import ForkServerClient
 from dovetail.engines.local.launcher import WorkerLauncher, find_free_port
 from dovetail.engines.local.payload_table import PayloadTable
-from dovetail.engines.local.remote_calls import CallRouter
+from dovetail.engines.local.remote_calls import CallRouter, lost_error
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
@@ -676,4 +676,4 @@ class LocalEngine:
                 for call in waiting:
                     self._driver_calls.forget(call)
         for call in waiting:
-            call.deliver(False, WorkerLostError(f"worker {child.number} is gone"))
+            call.deliver(False, lost_error(child))

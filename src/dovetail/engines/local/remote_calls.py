@@ -130,7 +130,7 @@ class CallRouter:
     def on_worker_gone(self, child: LocalWorker) -> list[CallFuture]:
         """The worker is gone. Returns the receivers in this process, to be resolved without the lock."""
         calls, child.calls = child.calls, {}
-        gone = pickle.dumps(WorkerLostError(f"worker {child.number} is gone"))
+        gone = pickle.dumps(lost_error(child))
         for waits in calls.values():
             if isinstance(waits, tuple) and not waits[0].has_exited:
                 self._send(waits[0], ("answer", waits[1], False), [gone])
@@ -144,6 +144,12 @@ class CallRouter:
                 called.callers.discard(rank)
             rank.called.clear()
         return [waits for waits in calls.values() if not isinstance(waits, tuple)]
+
+
+def lost_error(child: LocalWorker) -> WorkerLostError:
+    """The error of calls to a worker that is gone; calls are read after the setup."""
+    is_set_up = any(rank.ready for rank in child.ranks)
+    return (WorkerLostError if is_set_up else CallNotSentError)(f"worker {child.number} is gone")
 
 
 def _find_rank(child: LocalWorker, rank: int) -> RankProcess:

@@ -150,12 +150,14 @@ class DriverCalls:
             self._deadlines.discard(number)
             self._answers.append((call, fine, body))
 
-    def on_worker_gone(self, worker: int) -> None:
-        lost = [number for number, call in self._open.items() if call.worker == worker]
+    def on_worker_gone(self, worker: RemoteWorker) -> None:
+        """Calls are read after the setup."""
+        kind = WorkerLostError if worker.ready else CallNotSentError
+        lost = [number for number, call in self._open.items() if call.worker == worker.number]
         for number in lost:
             self._deadlines.discard(number)
             self._pieces.pop(number, None)
-            self._answers.append((self._open.pop(number), False, WorkerLostError(f"worker {worker} is gone")))
+            self._answers.append((self._open.pop(number), False, kind(f"worker {worker.number} is gone")))
 
     def deliver(self) -> None:
         """Deliver answers. Do not hold the lock: callers may be waiting for it."""

@@ -1,0 +1,62 @@
+"""Live systems on Ray: nodes that are lost, and what a system leaves behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from engines.ray_runs import only
+from ray_aids import RESTORED_S, add_node, patiently, until_available_is
+from waiting import PATIENCE_S, until
+
+if TYPE_CHECKING:
+    from ray_aids import FakeCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
+SMALL = dt.Resources(cpus=0.5)
+
+
+class Place:
+    worker: Any
+
+    def node(self) -> str:
+        return str(self.worker.node)
+
+    def ask(self, index: int) -> str:
+        return str(self.worker.actors.place[index].node().result(PATIENCE_S))
+
+
+def test_the_instances_of_a_lost_node_are_restarted_on_another(
+    ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ray_cluster.available()
+    quick = dt.Restart(backoff="100ms", limit=100)
+    with add_node(ray_cluster, num_cpus=2) as lost:
+        only(ray_cluster, monkeypatch, "d", lost.name)
+        roles = [
+            dt.Role("place", Place, workers=2, spread=True, resources=SMALL, restart=quick),
+            dt.Role("other", Place, resources=SMALL, restart=quick),
+        ]
+        with dt.ActorSystem(roles).launch(f"ray:{ray_cluster.address}", deadline=PATIENCE_S) as live:
+            nodes = live.place.all.node().result(PATIENCE_S)
+            moved = nodes.index(lost.dovetail_name)
+            stays = ray_cluster.nodes["d"].dovetail_name
+            lost.kill()
+            until(lambda: live.status().instances[moved].incarnation == 2, "it is started elsewhere")
+            assert live.place[moved].node().result(PATIENCE_S) == stays
+            until(lambda: live.status().state == "ready", "the system is whole again")
+            assert live.other.one.ask(moved).result(PATIENCE_S) == stays
+    until_available_is(ray_cluster, before, patiently(RESTORED_S))
+
+
+def test_a_system_that_fails_to_start_leaves_nothing_reserved(
+    ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ray_cluster.available()
+    only(ray_cluster, monkeypatch, "d")
+    roles = [dt.Role("place", Place, resources=SMALL), dt.Role("bad", Place, args=(1,), resources=SMALL)]
+    with pytest.raises(dt.RunError, match=r"(?s)DT522.*bad\[0\] did not start.*TypeError"):
+        dt.ActorSystem(roles).launch(f"ray:{ray_cluster.address}", deadline=PATIENCE_S)
+    until_available_is(ray_cluster, before, patiently(RESTORED_S))
