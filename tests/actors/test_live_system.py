@@ -68,6 +68,31 @@ class Counter:
         return int(self.worker.incarnation)
 
 
+class AsyncSession:
+    """Its methods use what its async setup made in the same event loop."""
+
+    async def setup(self) -> None:
+        await asyncio.sleep(0)
+        self.loop = asyncio.get_running_loop()
+
+    async def is_same_loop(self) -> bool:
+        await asyncio.sleep(0)
+        return asyncio.get_running_loop() is self.loop
+
+    async def on_restart(self) -> None:
+        self.restarted = True
+
+    async def teardown(self) -> None:
+        await asyncio.sleep(0)
+        print("closed")  # noqa: T201 - its log
+
+    def was_restarted(self) -> bool:
+        return getattr(self, "restarted", False)
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Asker:
     worker: Any
 
@@ -295,6 +320,18 @@ def test_a_killed_instance_is_restarted_and_calls_wait_for_it() -> None:
         assert live.asker.one.ask("counter", "incarnation").result(PATIENCE_S) == 2
         assert live.status().instances[0].restarts == 1
     assert "counter[0] died" in (live.folder / "events.jsonl").read_text()
+
+
+def test_setup_teardown_and_on_restart_may_be_async(tmp_path: Path) -> None:
+    session = role("session", AsyncSession, restart=dt.Restart(backoff="10ms"))
+    with launch(session, run_dir=tmp_path / "run") as live:
+        assert live.session.one.is_same_loop().result(PATIENCE_S)
+        assert not live.session.one.was_restarted().result(PATIENCE_S)
+        with pytest.raises(dt.ActorLostError):
+            live.session.one.die().result(PATIENCE_S)
+        until(lambda: live.status().instances[0].incarnation == 2, "it is started again")
+        assert live.session.one.was_restarted().result(PATIENCE_S)
+    assert any("closed" in log.read_text() for log in (tmp_path / "run" / "logs").iterdir())
 
 
 def test_the_death_of_an_instance_may_end_the_system(tmp_path: Path) -> None:

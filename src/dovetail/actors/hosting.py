@@ -90,16 +90,18 @@ class HostedActor:
         self._name = ""
         self._actor: Any = None
         self._health: HealthCheck | None = None
+        self._worker: Worker
         self._record: CallRecord
         self._router: CallRouter
 
-    async def setup(self, worker: Worker) -> None:
+    def setup(self, worker: Worker) -> None:
         """The object is made here and not before, so that it can have `worker` in its own setup."""
         context: WorkerContext = pickle.loads(worker.context)  # noqa: S301 - from our driver
         role, worker.index = context.instances[worker.unit]
         worker.incarnation = context.incarnation
         worker.label = instance_name(role, worker.index)
         self._name = f"{worker.label}, incarnation {worker.incarnation}"
+        self._worker = worker
         self._connect(worker, context)
         make = import_object(self._make, f"role {role!r}: cls=") if isinstance(self._make, str) else self._make
         actor = self._actor = make(*self._args, **self._kwargs)
@@ -108,10 +110,10 @@ class HostedActor:
                 actor.worker = worker
         setup = getattr(actor, "setup", None)
         if callable(setup):
-            await _await_if_needed(call_setup(setup, worker))
+            self._finish(call_setup(setup, worker))
         on_restart = getattr(actor, "on_restart", None)
         if worker.incarnation > 1 and callable(on_restart):
-            await _await_if_needed(on_restart())
+            self._finish(on_restart())
 
     def _connect(self, worker: Worker, context: WorkerContext) -> None:
         from dovetail.actors.call_router import CallRouter
@@ -121,10 +123,17 @@ class HostedActor:
         self._router = CallRouter(partial(_call_worker, worker), context.directory, sends_deadlines=False)
         worker.actors = ActorHandles(self._router)
 
-    async def teardown(self) -> None:
+    def teardown(self) -> None:
         teardown = getattr(self._actor, "teardown", None)
         if callable(teardown):
-            await _await_if_needed(teardown())
+            self._finish(teardown())
+
+    def _finish(self, made: Any) -> None:
+        """Await the result of an async method in the event loop in which the others run."""
+        if inspect.isawaitable(made):
+            if self._worker.run_async is None:
+                raise RuntimeError("this engine does not run async methods")
+            self._worker.run_async(made)
 
     # --- calls
 
@@ -242,8 +251,3 @@ def _call_worker(
 def _health_text(answer: object) -> str:
     """Empty: healthy, unless `health` returns False or raises."""
     return "health() returned False" if answer is False else ""
-
-
-async def _await_if_needed(made: Any) -> None:
-    if inspect.isawaitable(made):
-        await made

@@ -6,7 +6,8 @@ import time
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from dovetail.actors.scaling import OUTSTANDING, Scaler
+from dovetail.actors.role import OUTSTANDING
+from dovetail.actors.scaling import Scaler
 from dovetail.control.events import PinWorkers
 
 if TYPE_CHECKING:

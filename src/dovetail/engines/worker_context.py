@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dovetail.engines.item_keys import NO_KEYS, as_tuples, slice_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
 
     from dovetail.engines.item_keys import Keys
@@ -79,6 +79,8 @@ class Worker:
     """Its name in messages, such as "trainer[0]"; empty: the unit and the id. Set it in `setup`."""
     caller: Callable[..., Future[Any]] | None = None
     """Sends calls to other workers (worker, rank, hosted, method, arguments); set by the engine."""
+    run_async: Callable[[Awaitable[Any]], Any] | None = None
+    """Awaits in the event loop in which the async methods of this process run; set by the engine."""
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         """Call a method of an object that a worker hosts; returns a future of the result.

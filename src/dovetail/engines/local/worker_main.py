@@ -199,6 +199,7 @@ class WorkerProcess:
             memory_bytes=spec.seat.memory_bytes,
             context=spec.context,
             caller=self.call,
+            run_async=self.runner.await_result,
         )
 
     # --- receiving
