@@ -216,20 +216,21 @@ def test_a_role_is_scaled_and_the_handles_follow(in_process: None) -> None:
             live.scale(countr=1)
 
 
-@pytest.mark.parametrize("by", ["method", "function", "outstanding"])
+@pytest.mark.parametrize("by", ["method", "other role", "function", "outstanding"])
 def test_a_role_follows_its_signal(in_process: None, tmp_path: Path, by: str) -> None:
     gate = tmp_path / "gate"
 
     def one_outstanding(live: dt.LiveSystem) -> float:
         return 3.0 / live.counts()["counter"]
 
-    signal: Any = {"method": "load", "function": one_outstanding, "outstanding": "outstanding"}[by]
+    signals = {"method": "load", "other role": "other.load", "function": one_outstanding, "outstanding": "outstanding"}
+    signal: Any = signals[by]
     scale = dt.Scale(1.0, signal, interval="20ms", cooldown="100ms")
-    with launch(role("counter", workers=(1, 3), scale=scale, slots=6)) as live:
+    with launch(role("counter", workers=(1, 3), scale=scale, slots=6), role("other", args=(3,))) as live:
         if by == "method":
             live.counter.one.add(3).result(PATIENCE_S)
         held = [live.counter.one.wait_for(str(gate)) for _ in range(3)] if by == "outstanding" else []
-        until(lambda: live.counts() == {"counter": 3}, "there are more instances")
+        until(lambda: live.counts()["counter"] == 3, "there are more instances")
         gate.touch()
         assert [one.result(PATIENCE_S) for one in held] == [str(gate)] * len(held)
     notes = [line for line in (live.folder / "events.jsonl").read_text().splitlines() if '"what":"scale"' in line]

@@ -19,7 +19,7 @@ from dovetail.actors.live_system import (
     SystemWatch,
     requests,
 )
-from dovetail.actors.scaling_thread import make_scalers
+from dovetail.actors.scaling_thread import scaled_roles
 from dovetail.actors.system_controller import ActorController, SystemDefinition
 from dovetail.actors.system_view import system_view, worker_views
 from dovetail.control.commands import HostedObject
@@ -103,7 +103,7 @@ def launch_system(
         )
         active.observers = [recorder, DirectoryPublisher(controller, running, router), monitor, watch]
         undo.pop_all()
-    live = LiveSystem(system.name, active, make_scalers(system.roles, system.bundles))
+    live = LiveSystem(system.name, active, scaled_roles(system.roles, system.bundles))
     socket.set_requests(requests(live))
     socket.start()
     live.wait_until_ready()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from dovetail.actors.call_router import CallRouter
     from dovetail.actors.directory import Directory
-    from dovetail.actors.scaling import Scaler
+    from dovetail.actors.scaling_thread import ScaledRole
     from dovetail.actors.system_controller import ActorController
     from dovetail.control.commands import Command
     from dovetail.control.engine import Observer
@@ -234,10 +234,10 @@ class LiveSystem(RunHandle):
 
     _noun = "actor system"
 
-    def __init__(self, name: str, active: ActiveSystem, scalers: Mapping[str, Scaler]) -> None:
+    def __init__(self, name: str, active: ActiveSystem, scaled: Mapping[str, ScaledRole]) -> None:
         super().__init__(active)
         self.name = name
-        self._scaling = ScalingThread(self, scalers, active.engine.post)
+        self._scaling = ScalingThread(self, scaled, active.engine.post)
         self._system = active
         self._handles = ActorHandles(active.router)
         self._is_failure_raised = False

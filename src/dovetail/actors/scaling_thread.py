@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.actors.role import OUTSTANDING
+from dovetail.actors.scale_signal import OUTSTANDING, signal_parts
 from dovetail.actors.scaling import Scaler
 from dovetail.control.events import PinWorkers
 
@@ -21,28 +21,37 @@ MAX_SIGNAL_S = 5.0
 """Limit for a method that returns a signal."""
 
 
-def make_scalers(roles: Sequence[Role], bundles: Sequence[Bundle]) -> dict[str, Scaler]:
-    """Role -> its scaler. Of several roles that are placed together, the first with `scale` decides for all."""
+class ScaledRole(NamedTuple):
+    """A role, its scaler, and where its signal comes from."""
+
+    scaler: Scaler
+    signal_role: str
+    signal_name: str
+
+
+def scaled_roles(roles: Sequence[Role], bundles: Sequence[Bundle]) -> dict[str, ScaledRole]:
+    """Of several roles that are placed together, the first with `scale` decides for all."""
     found = {}
     for bundle in bundles:
         scaled = next((role for role in roles if role.name in bundle.roles and role.scale is not None), None)
         if scaled is not None and scaled.scale is not None:
             step = bundle.instances_of(scaled.name)
-            found[scaled.name] = Scaler(scaled.scale, (bundle.low * step, bundle.high * step), step)
+            scaler = Scaler(scaled.scale, (bundle.low * step, bundle.high * step), step)
+            found[scaled.name] = ScaledRole(scaler, *signal_parts(scaled))
     return found
 
 
 class ScalingThread:
     """Runs from the end of the launch to the end of the system."""
 
-    def __init__(self, live: LiveSystem, scalers: Mapping[str, Scaler], post: Callable[[PinWorkers], None]) -> None:
-        self._live, self._scalers, self._post = live, scalers, post
-        self._due = {role: time.monotonic() + scaler.interval_s for role, scaler in scalers.items()}
+    def __init__(self, live: LiveSystem, roles: Mapping[str, ScaledRole], post: Callable[[PinWorkers], None]) -> None:
+        self._live, self._roles, self._post = live, roles, post
+        self._due = {role: time.monotonic() + scaled.scaler.interval_s for role, scaled in roles.items()}
         self._stop = Event()
         self._thread = Thread(target=self._run, name="dovetail-scaling", daemon=True)
 
     def start(self) -> None:
-        if self._scalers:
+        if self._roles:
             self._thread.start()
 
     def stop(self) -> None:
@@ -51,31 +60,33 @@ class ScalingThread:
     def _run(self) -> None:
         while not self._stop.wait(max(0.0, min(self._due.values()) - time.monotonic())):
             role = min(self._due, key=lambda name: self._due[name])
-            scaler = self._scalers[role]
-            self._decide(role, scaler)
-            self._due[role] = max(time.monotonic(), self._due[role] + scaler.interval_s)
+            scaled = self._roles[role]
+            self._decide(role, scaled)
+            self._due[role] = max(time.monotonic(), self._due[role] + scaled.scaler.interval_s)
 
-    def _decide(self, role: str, scaler: Scaler) -> None:
-        signal = self._measure(role, scaler)
+    def _decide(self, role: str, scaled: ScaledRole) -> None:
+        signal = self._measure(scaled)
         workers = self._live.counts()[role]
-        decision = scaler.decide(time.monotonic(), workers, signal)
+        decision = scaled.scaler.decide(time.monotonic(), workers, signal)
         if decision.change and not self._stop.is_set():
             self._post(PinWorkers(role, decision.workers, decision.reason))
 
-    def _measure(self, role: str, scaler: Scaler) -> float | None:
-        """None if the signal cannot be measured now."""
-        signal = scaler.scale.signal
+    def _measure(self, scaled: ScaledRole) -> float | bool | None:
+        """The mean over all instances; None if the signal cannot be measured now."""
+        signal = scaled.scaler.scale.signal
         try:
             if callable(signal):
-                return float(signal(self._live))
-            if signal == OUTSTANDING:
-                return _mean([row.outstanding for row in self._live.status().instances if row.role == role])
-            deadline_s = min(MAX_SIGNAL_S, scaler.interval_s)
-            values = getattr(self._live[role].options(deadline=deadline_s).all, signal)().result()
-            return _mean([float(value) for value in values])
+                return signal(self._live)
+            if scaled.signal_name == OUTSTANDING:
+                rows = self._live.status().instances
+                return _mean([row.outstanding for row in rows if row.role == scaled.signal_role])
+            handle = self._live[scaled.signal_role].options(deadline=min(MAX_SIGNAL_S, scaled.scaler.interval_s))
+            return _mean(getattr(handle.all, scaled.signal_name)().result())
         except Exception:  # of the user's function or method, or an instance that is dead
             return None
 
 
-def _mean(values: Sequence[Any]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(values: Sequence[Any]) -> float | bool | None:
+    if len(values) == 1 and isinstance(values[0], bool):
+        return values[0]
+    return sum(map(float, values)) / len(values) if values else None
