@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import shutil
 from contextlib import redirect_stdout
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dovetail as dt
-from command import run_command
+from command import like_a_process, run_command, text_of
 from dovetail.actors.role_profiles import PROFILES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,15 @@ def test_python_of_the_guide_prints_what_it_shows() -> None:
             assert (out.getvalue(), "") == (BLOCKS[number + 1][1], BLOCKS[number + 1][0])
             shown += 1
     assert shown >= 4
+
+
+@pytest.mark.processes
+def test_the_program_of_the_guide_launches_and_calls(tmp_path: Path) -> None:
+    number, program = next((number, text) for number, (_, text) in enumerate(BLOCKS) if text.startswith("# program.py"))
+    (tmp_path / "program.py").write_text(program)
+    with like_a_process(tmp_path, DOVETAIL_HOME=str(tmp_path / "home"), DOVETAIL_CLUSTER="1x(2cpu, 4GB)") as (out, _):
+        runpy.run_path(str(tmp_path / "program.py"), run_name="__main__")
+        assert text_of(out) == BLOCKS[number + 1][1]
 
 
 def planning_commands() -> list[tuple[str, list[str]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from command import like_a_process, run_command
-from dovetail.actors.actor_system import ActorSystem
+from command import like_a_process, run_command, text_of
 from dovetail.cli.project_templates import PROJECT_KINDS, project_files
 from dovetail.pipeline.pipeline import Pipeline
 
@@ -32,9 +30,9 @@ def commands_of(readme: str) -> list[list[str]]:
 def run_in(folder: Path, words: list[str]) -> str:
     """Runs a command of a README, which succeeds; returns its output."""
     if words[0] == "python":
-        with like_a_process(folder):
+        with like_a_process(folder) as (out, _):
             exec(compile((folder / words[1]).read_text(), words[1], "exec"), {"__name__": "__main__"})
-        return ""
+            return text_of(out)
     assert words[0] == "dovetail"
     done = run_command(*words[1:], cwd=folder, DOVETAIL_HOME=str(folder / "home"))
     assert done.returncode == 0, (words, done.stderr)
@@ -79,16 +77,13 @@ def test_the_backfill_project_runs(tmp_path: Path) -> None:
     assert [row["seconds_per_word"] for row in table[:3]] == [None, 0.5, 0.5]
 
 
-def test_the_actors_project_is_planned_and_explained(tmp_path: Path) -> None:
-    assert init(tmp_path, "actors").stderr.splitlines()[-1] == "Next:  cd actors && dovetail plan actors.yaml"
+def test_the_actors_project_runs(tmp_path: Path) -> None:
+    assert init(tmp_path, "actors").stderr.splitlines()[-1] == "Next:  cd actors && python main.py"
     folder = tmp_path / "actors"
     shown = [run_in(folder, words) for words in commands_of((folder / "README.md").read_text())]
-    assert shown[-1].startswith("rollout: ")
-    with like_a_process(folder):
-        module = importlib.import_module("players")
-        for role in ActorSystem.load(folder / "actors.yaml").roles:
-            assert isinstance(role.cls, str)
-            assert isinstance(getattr(module, role.cls.partition(":")[2]), type)
+    assert "the best guess is 7\n" in shown[1]
+    assert shown[-2].startswith("rollout: ")
+    assert "calls of clients answered" in shown[-1]
 
 
 @pytest.mark.parametrize("kind", PROJECT_KINDS)

@@ -26,6 +26,8 @@ from dovetail.text_format import format_count, format_duration
 if TYPE_CHECKING:
     from dovetail.actors.role import Scale
 
+__all__ = ["OUTSTANDING", "Decision", "Scaler"]
+
 MAX_GROWTH = 4
 """Workers are at most multiplied by this where the signal says that there are too few, but not how many are missing."""
 MAX_REVERSALS = 6

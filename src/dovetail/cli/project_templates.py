@@ -174,17 +174,17 @@ name: guess
 roles:
   - name: trainer
     cls: players:Trainer              # module:name of a class; modules in this folder can be imported
+    resources: {cpus: 0.5}
     slots: 1                          # calls that one instance executes at the same time
     after: [pool]                     # start order
     calls: [pool]                     # what its methods call and wait for: deadlocks are found before the start
     # profile: trainer                # 4 CPUs, a GPU, one slot; also rollout, trajectory_pool, data_loader, ...
-    # resources: {cpus: 4, gpus: 1}
 
   - name: pool
     cls: players:Pool
     kwargs: {size: 100}
     slots: 100
-    resources: {cpus: 0.5}
+    resources: {cpus: 0.2}
     # together: train                 # in one process with the other roles of this group
 
   - name: rollout
@@ -194,9 +194,20 @@ roles:
     after: [trainer]
     calls: [pool]
     # scale: {signal: outstanding, target: 4}
+
+simulate:                             # for `dovetail simulate`: who calls what, and how long it takes
+  duration: 1m
+  clients:
+    - {call: rollout.play, callers: 4}
+    - {call: trainer.step, rate: 1}
+  methods:
+    rollout.play: {time: 100ms, calls: [pool.put]}
+    pool.put: {time: 1ms}
+    trainer.step: {time: 200ms, calls: [pool.take]}
+    pool.take: {time: 1ms}
 """
 ACTORS_CLASSES = '''\
-"""Classes of actors.yaml. An instance lives as long as the system; `self.worker.actors` has the other roles."""
+"""Classes of actors.yaml. An instance lives as long as the system; `setup` gets access to the other roles."""
 
 import random
 
@@ -216,39 +227,55 @@ class Pool:
         guesses, self.guesses = self.guesses, []
         return guesses
 
-    def is_full(self):
-        return len(self.guesses) >= self.size
-
 
 class Rollout:
-    """Guesses a number near the one that it was given."""
+    """Guesses numbers near the one that it is given; a guess is better the nearer it is to 7."""
+
+    def setup(self, worker):
+        self.pool = worker.actors.pool
 
     def play(self, near):
-        guess = near + random.uniform(-1, 1)
-        reward = -abs(guess - 7)
-        self.worker.actors.pool.one.put((guess, reward)).result()
+        for _ in range(10):
+            guess = near + random.uniform(-1, 1)
+            self.pool.one.put((guess, -abs(guess - 7))).result()
 
 
 class Trainer:
-    """Moves towards the best guess."""
+    """Moves to the best guess."""
 
-    def setup(self):
+    def setup(self, worker):
+        self.pool = worker.actors.pool
         self.best = (0.0, -7.0)
 
     def step(self):
-        self.best = max([self.best, *self.worker.actors.pool.one.take().result()], key=lambda one: one[1])
+        self.best = max([self.best, *self.pool.one.take().result()], key=lambda one: one[1])
         return self.best[0]
+'''
+ACTORS_MAIN = '''\
+"""Launches the system of actors.yaml, calls its roles, and stops it."""
+
+import dovetail as dt
+
+with dt.ActorSystem.load("actors.yaml").launch() as live:  # on a cluster: launch(engine="ray:auto")
+    near = 0.0
+    for _ in range(15):
+        live.rollout.all.play(near).result()  # every rollout worker
+        near = live.trainer.one.step().result()
+    print(live.status())
+print(f"the best guess is {near:.0f}")
 '''
 ACTORS_README = """\
 # Actors
 
-`actors.yaml` declares three roles, `players.py` has their classes: rollout workers put guesses into a pool, and the
-trainer moves towards the best one.
+`actors.yaml` declares three roles, `players.py` has their classes, and `main.py` launches them: rollout workers put
+guesses into a pool, and the trainer moves to the best one.
 
 ```
 dovetail plan actors.yaml
+python main.py
 dovetail plan actors.yaml --cluster "2x(8cpu, 32GB)"
 dovetail explain actors.yaml rollout
+dovetail simulate actors.yaml             # the call pattern is in the file
 ```
 """
 
@@ -299,7 +326,12 @@ def project_files(kind: str) -> dict[str, str]:
             "data/pages.jsonl": _pages(),
         }
     if kind == "actors":
-        return {"README.md": ACTORS_README, "actors.yaml": ACTORS_YAML, "players.py": ACTORS_CLASSES}
+        return {
+            "README.md": ACTORS_README,
+            "actors.yaml": ACTORS_YAML,
+            "players.py": ACTORS_CLASSES,
+            "main.py": ACTORS_MAIN,
+        }
     assert kind == "backfill", f"no project of kind {kind}"
     return {
         "README.md": BACKFILL_README,
@@ -311,7 +343,7 @@ def project_files(kind: str) -> dict[str, str]:
 
 PROJECT_KINDS = ("pipeline", "recipe", "backfill", "actors")
 FIRST_COMMANDS = {
-    "actors": "dovetail plan actors.yaml",
+    "actors": "python main.py",
     "pipeline": "dovetail run pipeline.yaml",
     "recipe": "dovetail run recipe.yaml",
     "backfill": "python make_table.py && dovetail backfill run clips.lance words --udf functions:words",
