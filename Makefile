@@ -73,6 +73,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py --engine local --peers --json benchmarks/results/overhead.json
 	$(BIN)/python benchmarks/overhead.py --engine ray --peers --json benchmarks/results/overhead_ray.json
 	$(BIN)/python benchmarks/payload.py --json benchmarks/results/payload.json
+	$(BIN)/python benchmarks/roles.py --json benchmarks/results/roles.json
 	$(BIN)/python benchmarks/scaling.py --json benchmarks/results/scaling.json
 	$(BIN)/python benchmarks/text.py --engine local --rows 50000 --peers --data $(DATA) --json benchmarks/results/text.json
 	$(BIN)/python benchmarks/text.py --engine ray --rows 50000 --peers --data $(DATA) --json benchmarks/results/text_ray.json

@@ -13,10 +13,10 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from threading import RLock, Timer
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from dovetail.actors.directory import InstanceState, instance_name
-from dovetail.control.engine import CallNotSentError, CallOptions, DeadlineExceededError, WorkerLostError
+from dovetail.control.engine import DEFAULT_CALL, CallNotSentError, CallOptions, DeadlineExceededError, WorkerLostError
 from dovetail.errors import ActorLostError, CallTimeoutError, Problem, Subject
 
 if TYPE_CHECKING:
@@ -194,13 +194,25 @@ class InstanceCalls:
         self.waiting: deque[Call] = deque()
         self.outstanding = 0
 
+    def on_direct_end(self, _sent: Future[Any]) -> None:
+        with self.lock:
+            self.outstanding -= 1
+
 
 class CallRouter:
     """Thread: any."""
 
-    def __init__(self, send: SendCall, directory: Directory, *, sends_deadlines: bool) -> None:
-        """`sends_deadlines`: `send` ends calls at their deadlines."""
+    def __init__(
+        self,
+        send: SendCall,
+        directory: Directory,
+        *,
+        sends_deadlines: bool,
+        process: tuple[int, int] | None = None,
+    ) -> None:
+        """`sends_deadlines`: `send` ends calls at their deadlines. `process`: worker and rank of this process."""
         self._send = send
+        self._process = process
         self._sends_deadlines = sends_deadlines
         self._directory = directory
         self._calls: dict[tuple[str, int], InstanceCalls] = {}
@@ -288,6 +300,25 @@ class CallRouter:
         return 0 if calls is None else calls.outstanding + len(calls.waiting)
 
     # --- calls
+
+    def call_directly(
+        self, role: str, index: int, rank: int, method: str, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> CallFuture | None:
+        """Call an instance in this process, which cannot be lost or restarted without its caller; None: it is in
+        another one."""
+        address = self.address(role, index)
+        if (address.worker, rank) != self._process or self._closed_reason or not address.is_expected:
+            return None
+        calls = self._calls.get((role, index))
+        if calls is None:
+            calls = self._calls.setdefault((role, index), InstanceCalls())
+        with calls.lock:
+            if calls.waiting:
+                return None
+            calls.outstanding += 1
+        sent = self._send(DEFAULT_CALL, self._process[0], address.hosted, method, *args, **named)
+        sent.add_done_callback(calls.on_direct_end)
+        return cast("CallFuture", sent)  # futures of workers have the same methods
 
     def submit(self, call: Call) -> CallFuture:
         if not self._sends_deadlines:

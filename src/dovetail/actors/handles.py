@@ -138,6 +138,10 @@ class RoleHandle:
         named: dict[str, Any],
         choose: Callable[[], int] | None = None,
     ) -> CallFuture:
+        if self._settings.deadline_s is None:
+            direct = self._router.call_directly(self.role, index, rank, method, args, named)
+            if direct is not None:
+                return direct
         return self._router.submit(Call(self.role, index, rank, method, args, named, self._settings, choose))
 
     @property

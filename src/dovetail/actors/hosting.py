@@ -120,7 +120,12 @@ class HostedActor:
         from dovetail.actors.handles import ActorHandles
 
         self._record = CallRecord()
-        self._router = CallRouter(partial(_call_worker, worker), context.directory, sends_deadlines=False)
+        self._router = CallRouter(
+            partial(_call_worker, worker),
+            context.directory,
+            sends_deadlines=False,
+            process=(worker.id, worker.rank),
+        )
         worker.actors = ActorHandles(self._router)
 
     def teardown(self) -> None:

@@ -7,19 +7,23 @@ slot count: async methods and threads of the user's own are never part of a cycl
 
 from __future__ import annotations
 
+import asyncio
 import time
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from contextvars import ContextVar
 from itertools import chain, repeat
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.engines.call_cycles import WaitingSlot, find_cycle
+from dovetail.engines.local.running_slot import CURRENT_SLOT
 from dovetail.errors import CallCycleError, Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from dovetail.engines.call_cycles import CallCycle, Process
+    from dovetail.engines.local.running_slot import RunningSlot
 
 CHECK_PAUSES_S = (0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 """Seconds between the checks of a call that is waited for; the last one is repeated."""
@@ -29,23 +33,8 @@ ANSWER_TIMEOUT_S = 0.3
 """A process that does not say within this time what it waits for is at work."""
 
 
-class RunningSlot:
-    """A slot in which a message or a call runs."""
-
-    __slots__ = ("depth", "hosted", "number", "thread", "waits_for")
-
-    def __init__(self, hosted: str, number: int | None = None, depth: int = 0) -> None:
-        self.hosted = hosted
-        self.number = number
-        """Number of the call; None: a message."""
-        self.depth = depth
-        """How many callers wait for the call."""
-        self.thread = get_ident()
-        self.waits_for: WaitableCall | None = None
-
-
-CURRENT_SLOT: ContextVar[RunningSlot | None] = ContextVar("dovetail_slot", default=None)
-"""The slot of the call that runs in this context."""
+FINISHED = "FINISHED"
+"""State of `concurrent.futures`. It is final, so that it can be read without the lock."""
 
 
 class CallSender(Protocol):
@@ -60,6 +49,9 @@ class CallSender(Protocol):
 
 class WaitableCall(Future[Any]):
     """Future of a call that was made in a worker."""
+
+    is_direct = False
+    """Whether caller and called object are in one process."""
 
     def __init__(self, sender: CallSender, called: Process) -> None:
         super().__init__()
@@ -79,15 +71,20 @@ class WaitableCall(Future[Any]):
         raise NotImplementedError
 
     def result(self, timeout: float | None = None) -> Any:
-        return super().result(self._wait(timeout))
+        if self._state != FINISHED:
+            timeout = self._wait(timeout)
+        if self._state == FINISHED and self._exception is None:
+            return self._result
+        return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        return super().exception(self._wait(timeout))
+        return super().exception(timeout if self._state == FINISHED else self._wait(timeout))
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self).__await__()
 
     def _wait(self, timeout: float | None) -> float | None:
         """Wait as a slot that can be part of a deadlock; returns the seconds that are left."""
-        if self.done():
-            return timeout
         slot = CURRENT_SLOT.get()
         if slot is None or slot.thread != get_ident() or (timeout is not None and timeout <= MIN_TRACKED_TIMEOUT_S):
             if timeout is None:
@@ -98,7 +95,7 @@ class WaitableCall(Future[Any]):
         try:
             if end is None:
                 self.run_here()
-            if not self.done():
+            if self._state != FINISHED:
                 self._wait_and_check(slot, end)
         finally:
             slot.waits_for = None

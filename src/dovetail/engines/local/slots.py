@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.control.engine import CONTROL_METHODS
 from dovetail.engines.local.call_body import open_value
-from dovetail.engines.local.call_waits import CURRENT_SLOT, RunningSlot, WaitableCall
+from dovetail.engines.local.call_waits import WaitableCall
 from dovetail.engines.local.message_runner import call_hosted
+from dovetail.engines.local.running_slot import CURRENT_SLOT, RunningSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,6 +154,8 @@ class DirectCall(WaitableCall):
     longer than most calls. A wait with a timeout leaves the call to a thread of the called object.
     """
 
+    is_direct = True
+
     def __init__(
         self,
         sender: WorkerProcess,
@@ -186,11 +189,13 @@ class DirectCall(WaitableCall):
 
     def end(self, value: Any, error: BaseException | None = None) -> None:
         """Set the result; ignored if the call was withdrawn."""
-        with suppress(InvalidStateError):
+        try:
             if error is None:
                 self.set_result(value)
             else:
                 self.set_exception(error)
+        except InvalidStateError:
+            pass
 
 
 class ThreadSlots:

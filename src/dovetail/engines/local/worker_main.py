@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.engines.exception_summary import summarize_exception
-from dovetail.engines.local.call_waits import CURRENT_SLOT, RunningSlot
 from dovetail.engines.local.message_runner import MessageRunner
 from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame
+from dovetail.engines.local.running_slot import CURRENT_SLOT, RunningSlot
 from dovetail.engines.local.timestamped_output import TimestampedOutput
 from dovetail.engines.local.worker_spec import RAY_NAMESPACE_VARIABLE
 from dovetail.engines.unit_executor import make_executor
