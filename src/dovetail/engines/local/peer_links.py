@@ -35,10 +35,13 @@ from dovetail.engines.local.protocol import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from dovetail.engines.call_cycles import Process, WaitingSlot
     from dovetail.engines.local.worker_main import WorkerProcess
+
+    Receive = Callable[[Channel], tuple[list[Frame], bool]]
 
 LINK_RETRY_S = 0.5
 """Minimum time between two requests for a link to a worker that was not on this machine: it may not have started."""
@@ -101,6 +104,8 @@ class OutgoingLink:
         self.sending: OutgoingCall | None = None
         """The call that the channel has not sent completely."""
         self.unanswered: set[int] = set()
+        self.is_full = False
+        """Whether the socket was full and is polled for writing."""
         self.failed: list[tuple[OutgoingCall, BaseException]] = []
         """Calls to be ended with an error once no lock is held: their callbacks may make calls."""
 
@@ -276,7 +281,8 @@ class PeerLinks:
             self._forget(link)
             link.fail_unsent(f"worker {link.worker} is stopping")
         fd = link.channel.fileno()
-        if fd in self._by_fd:
+        if link.is_full != (not is_sent) and fd in self._by_fd:
+            link.is_full = not is_sent
             self._epoll.modify(fd, select.EPOLLIN if is_sent else select.EPOLLIN | select.EPOLLOUT)
 
     def _relay(self, link: OutgoingLink, call: OutgoingCall) -> None:
@@ -361,28 +367,30 @@ class PeerLinks:
 
     # --- receiving. Thread: one at a time
 
-    def wait(self) -> None:
-        """Wait until a frame can be received."""
-        self._epoll.poll()
+    def wait(self) -> list[tuple[int, int]]:
+        """Wait until a frame can be received; returns what `receive` takes."""
+        return self._epoll.poll()
 
-    def receive(self, *, wait: bool) -> tuple[list[Frame], bool]:
-        """Frames of the driver and calls of other processes; and whether the driver is still connected."""
+    def receive(self, *, wait: bool, ready: list[tuple[int, int]] | None = None) -> tuple[list[Frame], bool]:
+        """Frames of the driver and calls of other processes; and whether the driver is still connected. Takes all that
+        have arrived, if it does not wait and does not know what is `ready`."""
+        receive = receive_once if wait or ready is not None else receive_all
         frames: list[Frame] = []
         is_connected = True
-        for fd, what in self._epoll.poll(-1 if wait else 0):
+        for fd, what in self._epoll.poll(-1 if wait else 0) if ready is None else ready:
             if fd == self._driver.fileno():
-                more, is_connected = receive_all(self._driver)
+                more, is_connected = receive(self._driver)
                 frames += [frame for frame in more if not self.on_frame(frame)]
                 continue
             link = self._by_fd.get(fd)
             if isinstance(link, IncomingLink):
-                frames += self._receive_calls(link)
+                frames += self._receive_calls(link, receive)
             elif link is not None:
                 self._on_outgoing(link, what)
         return frames, is_connected
 
-    def _receive_calls(self, link: IncomingLink) -> list[Frame]:
-        received, is_connected = receive_all(link.channel)
+    def _receive_calls(self, link: IncomingLink, receive: Receive) -> list[Frame]:
+        received, is_connected = receive(link.channel)
         frames = []
         for frame in received:
             match frame.head:
@@ -408,7 +416,7 @@ class PeerLinks:
                 self._flush(link)
             self._end_failed(link)
         if what & ~select.EPOLLOUT:
-            frames, is_connected = receive_all(link.channel)
+            frames, is_connected = receive_once(link.channel)
             for frame in frames:
                 self._on_answer(frame.head[1], frame.head[2], frame)
             if not is_connected:
@@ -481,8 +489,15 @@ class PeerLinks:
         self._epoll.close()
 
 
+def receive_once(channel: Channel) -> tuple[list[Frame], bool]:
+    """Frames of one read; and whether the peer is still connected."""
+    with suppress(BlockingIOError):
+        return channel.receive(DONT_WAIT)
+    return [], True
+
+
 def receive_all(channel: Channel) -> tuple[list[Frame], bool]:
-    """All frames that have arrived; one read ends behind every descriptor."""
+    """All frames that have arrived: one read ends behind every descriptor."""
     frames: list[Frame] = []
     is_connected = True
     with suppress(BlockingIOError):

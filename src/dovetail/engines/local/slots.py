@@ -45,18 +45,19 @@ class ReaderThread:
 
     def _run(self) -> None:
         try:
-            while self._read():
-                self._links.wait()
+            is_connected = self._read()
+            while is_connected:
+                is_connected = self._read(self._links.wait())
         except BaseException:
             traceback.print_exc()
             self._exit_worker(70)  # a worker that does not read would block the run
         self._frames.put(None)
         self._exit_worker(0)
 
-    def _read(self) -> bool:
+    def _read(self, ready: list[tuple[int, int]] | None = None) -> bool:
         """Read everything that has arrived. False: the driver has exited."""
         with self._read_lock:
-            frames, is_connected = self._links.receive(wait=False)
+            frames, is_connected = self._links.receive(wait=False, ready=ready)
             for frame in frames:
                 self._frames.put(frame)
         return is_connected
