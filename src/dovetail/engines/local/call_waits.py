@@ -112,6 +112,10 @@ class WaitableCall(Future[Any]):
 
     def _pause(self, seconds: float) -> None:
         """Wait until the call is answered, at most for some seconds; may return earlier."""
+        self._wait_for_notice(seconds)
+
+    def _wait_for_notice(self, seconds: float) -> None:
+        """Wait until the call is answered or `_wake` is called."""
         with suppress(TimeoutError, CancelledError):
             super().exception(max(0.0, seconds))
 
@@ -123,7 +127,7 @@ class WaitableCall(Future[Any]):
         answer.add_done_callback(self._wake)
         end = time.monotonic() + ANSWER_TIMEOUT_S
         while not answer.done() and not self.done() and time.monotonic() < end:
-            self._pause(end - time.monotonic())
+            self._wait_for_notice(end - time.monotonic())
         return answer.result() if answer.done() and answer.exception() is None else []
 
     def _wake(self, _answer: Future[Any]) -> None:

@@ -78,6 +78,10 @@ class PeerCall(WaitableCall):
         self._links.withdraw(self)
         return True
 
+    def _pause(self, seconds: float) -> None:
+        if not self._links.receive_answers(self, seconds):
+            super()._pause(seconds)
+
     def withdraw(self, error: BaseException) -> None:
         self._links.withdraw(self)
         with suppress(InvalidStateError):
@@ -94,6 +98,10 @@ class OutgoingLink:
         ours.setblocking(False)
         self.channel = Channel(ours)
         self.lock = Lock()
+        self.reading = Lock()
+        """Held by the thread that receives answers."""
+        self.is_read_by_caller = False
+        """Whether a thread that waits for an answer receives them."""
         self.state = ""
         """Empty until the driver answers the request."""
         self.names: frozenset[str] = frozenset()
@@ -280,10 +288,42 @@ class PeerLinks:
             link.state = LINK_REFUSED
             self._forget(link)
             link.fail_unsent(f"worker {link.worker} is stopping")
-        fd = link.channel.fileno()
-        if link.is_full != (not is_sent) and fd in self._by_fd:
+        if link.is_full != (not is_sent):
             link.is_full = not is_sent
-            self._epoll.modify(fd, select.EPOLLIN if is_sent else select.EPOLLIN | select.EPOLLOUT)
+            self._poll_link(link)
+
+    def _poll_link(self, link: OutgoingLink) -> None:
+        """Poll a link for what is needed now. Hold its lock."""
+        fd = link.channel.fileno()
+        if fd in self._by_fd:
+            what = 0 if link.is_read_by_caller else select.EPOLLIN
+            self._epoll.modify(fd, what | (select.EPOLLOUT if link.is_full else 0))
+
+    def receive_answers(self, call: PeerCall, seconds: float) -> bool:
+        """Receive answers in the thread that waits for one of them, which saves two changes of threads. False: that is
+        not possible, or another thread does it already."""
+        _, link = self._pending.get(call.number, (None, None))
+        if link is None or link.state != LINK_OPEN or not link.reading.acquire(blocking=False):
+            return False
+        try:
+            self._set_reader(link, by_caller=True)
+            end = time.monotonic() + seconds
+            readable = select.poll()
+            readable.register(link.channel.fileno(), select.POLLIN)
+            while not call.done() and (left := end - time.monotonic()) > 0 and link.state == LINK_OPEN:
+                if readable.poll(left * 1000):
+                    self._receive_answers(link)
+        except (OSError, ValueError):  # it was closed meanwhile
+            return False
+        finally:
+            self._set_reader(link, by_caller=False)
+            link.reading.release()
+        return True
+
+    def _set_reader(self, link: OutgoingLink, *, by_caller: bool) -> None:
+        with link.lock:
+            link.is_read_by_caller = by_caller
+            self._poll_link(link)
 
     def _relay(self, link: OutgoingLink, call: OutgoingCall) -> None:
         """Send a call to the driver, which relays it to another machine."""
@@ -415,12 +455,19 @@ class PeerLinks:
             with link.lock:
                 self._flush(link)
             self._end_failed(link)
-        if what & ~select.EPOLLOUT:
-            frames, is_connected = receive_once(link.channel)
-            for frame in frames:
-                self._on_answer(frame.head[1], frame.head[2], frame)
-            if not is_connected:
-                self._close(link)
+        if what & ~select.EPOLLOUT and link.reading.acquire(blocking=False):
+            try:
+                self._receive_answers(link)
+            finally:
+                link.reading.release()
+
+    def _receive_answers(self, link: OutgoingLink) -> None:
+        """Hold `link.reading`."""
+        frames, is_connected = receive_once(link.channel)
+        for frame in frames:
+            self._on_answer(frame.head[1], frame.head[2], frame)
+        if not is_connected:
+            self._close(link)
 
     def _on_answer(self, number: int, fine: bool, frame: Frame) -> None:
         try:
