@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
+from dovetail.actors import live_system
+from dovetail.observe.control_socket import send_request
 from dovetail.observe.run_header import run_kind
 from waiting import PATIENCE_S, until
 
@@ -66,6 +68,15 @@ class Counter:
         if self.worker.incarnation == 1:
             self.die()
         return int(self.worker.incarnation)
+
+
+class Frail:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def health(self) -> None:
+        if Path(self.path).exists():
+            raise OSError("too hot")
 
 
 class AsyncSession:
@@ -252,6 +263,30 @@ def test_the_status_shows_every_instance_and_what_it_does(live: dt.LiveSystem, t
     assert "counter[1]" in str(live.status())
     gate.touch()
     held.result(PATIENCE_S)
+
+
+def test_an_instance_whose_health_is_bad_is_degraded(
+    in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_system, "HEARTBEAT_S", 0.05)
+    with launch(role("frail", Frail, args=(str(tmp_path / "ill"),)), role("counter")) as live:
+        (tmp_path / "ill").touch()
+        until(lambda: live.status().instances[0].state == "degraded", "it is degraded")
+        assert live.status().instances[0].reason == "health: OSError: too hot"
+        assert live.status().state == "degraded"
+        assert live.status().instances[1].state == "ready"
+        (tmp_path / "ill").unlink()
+        until(lambda: live.status().state == "ready", "it has recovered")
+
+
+def test_the_control_socket_answers_with_the_status_and_scales(in_process: None) -> None:
+    with launch(role("counter", workers=(1, 3), scale=dt.Scale(1e9))) as live:
+        found = send_request(live.folder, "status")["status"]
+        assert [(row["role"], row["state"]) for row in found["instances"]] == [("counter", "ready")]
+        send_request(live.folder, "scale", workers={"counter": 2})
+        assert live.counts() == {"counter": 2}
+        with pytest.raises(dt.DovetailError, match="1 to 3 workers"):
+            send_request(live.folder, "scale", workers={"counter": 9})
 
 
 def test_a_system_is_a_run_with_a_folder(live: dt.LiveSystem) -> None:

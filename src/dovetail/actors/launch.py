@@ -96,16 +96,19 @@ def launch_system(
         telemetry = DelayedTelemetry(running, shapes, admission.plan.cluster, recorder)
         router = CallRouter(running.call_with, controller.directory, sends_deadlines=True)
         watch = SystemWatch(controller)
-        live_requests: dict[str, Any] = {}
-        socket = ControlSocket(folder.path, partial(_on_control_command, running), live_requests)
+        socket = ControlSocket(folder.path, partial(_on_control_command, running))
         active = ActiveSystem(
             admission, folder, lock, running, controller, router, recorder, monitor, watch, telemetry, socket
         )
         active.observers = [recorder, DirectoryPublisher(controller, running, router), monitor, watch]
         undo.pop_all()
     live = LiveSystem(system.name, active, scaled_roles(system.roles, system.bundles))
-    socket.set_requests(requests(live))
-    socket.start()
+    try:
+        socket.set_requests(requests(live))
+        socket.start()
+    except BaseException:
+        live.stop(drain=False)
+        raise
     live.wait_until_ready()
     return live
 

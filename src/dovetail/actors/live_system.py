@@ -15,7 +15,7 @@ from dovetail.actors.scaling_thread import ScalingThread
 from dovetail.actors.system_controller import SystemPhase
 from dovetail.actors.system_status import Heartbeat, SystemStatus, instance_rows
 from dovetail.control.commands import Note, StartWorker
-from dovetail.control.engine import CallOptions
+from dovetail.control.engine import CallOptions, WorkerLostError
 from dovetail.control.events import CancelRun, Drain, PinWorkers
 from dovetail.control.lifecycle import RunState
 from dovetail.errors import ConfigError, DovetailError, Problem, RunError, Subject
@@ -143,9 +143,11 @@ class HeartbeatMonitor:
         return asked
 
     def _on_answer(self, beat: Heartbeat, done: Future[Any]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            beat.figures = done.result()
-            beat.answered_at = max(beat.asked_at, self._engine.now())
+        if done.cancelled() or isinstance(done.exception(), WorkerLostError):
+            return  # its loss is reported
+        error = done.exception()
+        beat.figures = done.result() if error is None else {**beat.figures, "health": f"{error}"}
+        beat.answered_at = max(beat.asked_at, self._engine.now())
 
     def close(self, now: float) -> None:
         pass
