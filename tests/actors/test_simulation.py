@@ -95,24 +95,24 @@ def test_constant_load_does_not_flap_for_an_hour() -> None:
 
 @pytest.mark.parametrize(("signal", "expected"), [("pool.fill", {3, 4, 5}), ("pool.is_full", set(range(6, 12)))])
 def test_a_full_pool_means_fewer_rollouts(signal: str, expected: set[int]) -> None:
-    """A rollout adds 2 trajectories a second, the trainer takes 7: 3.5 rollouts keep the pool as it is, with 7 it is
+    """A rollout adds 2 trajectories in 5 s, the trainer takes 7: 3.5 rollouts keep the pool as it is, with 7 it is
     full half of the time."""
     scale = {"signal": signal, "target": 0.5, "inverse": True}
     roles: list[dict[str, Any]] = [
-        {"name": "rollout", "workers": [1, 12], "slots": 10, "scale": scale},
+        {"name": "rollout", "workers": [1, 12], "slots": 2, "scale": scale},
         {"name": "pool", "slots": 100},
         {"name": "trainer"},
     ]
     result = system(
         roles,
-        [{"call": "rollout.play", "callers": 120}, {"call": "trainer.step", "callers": 1}],
+        [{"call": "rollout.play", "callers": 24}, {"call": "trainer.step", "callers": 1}],
         {
             "rollout.play": {"time": "5s", "calls": ["pool.put"]},
             "pool.put": {"time": "1ms"},
-            "trainer.step": {"time": "1s", "calls": ["pool.take"]},
+            "trainer.step": {"time": "5s", "calls": ["pool.take"]},
             "pool.take": {},
         },
-        stores={"pool": {"capacity": 400, "adds": {"pool.put": 1}, "takes": {"pool.take": 7}}},
+        stores={"pool": {"capacity": 80, "adds": {"pool.put": 1}, "takes": {"pool.take": 7}}},
         duration="1h",
     ).simulate(MACHINE)
     late = [change for change in result.changes if change.at_s > 1800]

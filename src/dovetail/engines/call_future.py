@@ -33,7 +33,7 @@ class CallOwner(Protocol):
         ...
 
     def drop(self, descriptors: Sequence[int]) -> None:
-        """Close the descriptors of an answer that nobody waits for. Thread: any."""
+        """Close the descriptors of an answer for which no caller waits. Thread: any."""
         ...
 
     def wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
