@@ -18,7 +18,7 @@ from dovetail.control.commands import Note, StartWorker
 from dovetail.control.engine import CallOptions, WorkerLostError
 from dovetail.control.events import CancelRun, Drain, PinWorkers
 from dovetail.control.lifecycle import RunState
-from dovetail.errors import ConfigError, DovetailError, Problem, RunError, Subject
+from dovetail.errors import ConfigError, DovetailError, Problem, RunError, Subject, did_you_mean
 from dovetail.pipeline.durations import parse_duration
 from dovetail.runtime.assembly import LOOP_TICK_S, REFRESH_TIMEOUT_S
 from dovetail.runtime.run_handle import MAX_TRACEBACK_LINES, RunHandle
@@ -298,7 +298,8 @@ class LiveSystem(RunHandle):
         problems = []
         for role, count in workers.items():
             if role not in self._handles:
-                problems.append(Problem(BAD_COUNT, f"there is no role {role!r}", subject=Subject("role", role)))
+                near = did_you_mean(role, self._handles)
+                problems.append(Problem(BAD_COUNT, f"there is no role {role!r}{near}", subject=Subject("role", role)))
             elif problem := controller.scale_problem(role, count):
                 problems.append(Problem(BAD_COUNT, f"{role}={count}: {problem}", subject=Subject("role", role)))
         if problems:

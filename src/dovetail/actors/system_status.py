@@ -61,6 +61,12 @@ class SystemStatus:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SystemStatus:
+        """Inverse of `to_dict`, also after a detour through JSON."""
+        rows = tuple(InstanceStatus(**{**row, "gpus": tuple(row["gpus"])}) for row in data["instances"])
+        return cls(**{**data, "instances": rows})
+
     def __str__(self) -> str:
         ready = sum(one.state == InstanceState.READY.value for one in self.instances)
         total = format_count(len(self.instances), "instance")

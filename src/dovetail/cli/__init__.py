@@ -61,6 +61,7 @@ class LazyGroup(SuggestingGroup):
 
 
 COMMANDS = {
+    "actors": ("dovetail.cli.actors", "Run systems of long-lived actors."),
     "backfill": ("dovetail.cli.backfill", "Fill columns of a Lance table with functions."),
     "cancel": ("dovetail.cli.runs", "Stop a run immediately."),
     "cluster": ("dovetail.cli.cluster", "Show nodes, GPUs and codecs, and how many workers fit."),

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.errors import ConfigError, DovetailError, Problem, did_you_mean, short_repr
 from dovetail.machine.processes import is_stopped
 from dovetail.observe.run_folder import RunFolder, read_json_object, resume_instruction, run_reference
 from dovetail.observe.run_header import run_status
@@ -122,7 +122,7 @@ class ControlSocket:
         try:
             answer = self._answer(_read_line(visitor, EXCHANGE_TIMEOUT_S, MAX_LINE_BYTES))
         except Exception as error:  # no input may disturb the run
-            answer = {"ok": False, "error": str(error) or type(error).__name__}
+            answer = {"ok": False, "error": _error_text(error)}
         visitor.settimeout(EXCHANGE_TIMEOUT_S)
         visitor.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -148,6 +148,12 @@ class ControlSocket:
             _check_not_expired(asked.get("expires"))
             answer |= self._requests[do](asked)
         return answer
+
+
+def _error_text(error: Exception) -> str:
+    if isinstance(error, DovetailError):
+        return "; ".join(problem.message for problem in error.problems)
+    return str(error) or type(error).__name__
 
 
 def _check_not_expired(expires: object) -> None:
@@ -179,9 +185,13 @@ def send_request(folder: Path, do: str, reason: str = "", **values: Any) -> dict
 
 
 def _check_answer(answer: dict[str, Any], folder: Path, do: str) -> dict[str, Any]:
-    if answer.get("ok") is not True:
-        raise _unreachable_error(folder, do, f"refused: {answer.get('error')}")
-    return answer
+    if answer.get("ok") is True:
+        return answer
+    message = f"refused: {answer.get('error')}"
+    if do in ACTIONS:
+        raise _unreachable_error(folder, do, message)
+    fixes = (f"dovetail status {run_reference(folder)}",)
+    raise ConfigError(Problem("DT362", f"run {folder.name} {message}", fixes=fixes))
 
 
 def _check_running(folder: Path) -> None:

@@ -381,7 +381,7 @@ class Recorder:
 
     def _on_start_worker(self, now: float, start: c.StartWorker) -> None:
         seat = start.seats[0] if start.seats else None
-        unit = start.hosted[0].name if start.hosted else ""
+        unit = "+".join(one.name for one in start.hosted)
         self._starts += 1
         own = len(self._known_workers) < MAX_WORKERS_WRITTEN or self._starts % WORKER_SAMPLE_INTERVAL == 0
         self._known_workers[start.worker] = unit, seat.node if seat else "", own
