@@ -141,6 +141,15 @@ def test_the_first_example_of_the_page_on_one_machine_prints_what_it_shows(tmp_p
     assert printed_by("example.py", tmp_path, blocks(page, "")[0].splitlines()) == []
 
 
+def test_the_examples_for_users_of_other_actor_systems_run(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "coming-from-nexrl.md"
+    for name, text in zip(("system.py", "main.py", "scaled.py"), blocks(page, "python"), strict=True):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (shown,) = blocks(page, "")
+    assert printed_by("main.py", tmp_path, shown.splitlines()[1:]) == []
+    executed("scaled.py", tmp_path)
+
+
 def printed_by(name: str, folder: Path, shown: list[str]) -> list[str]:
     """Run a program in a process of its own; where its output differs from what is shown."""
     home = {**os.environ, "DOVETAIL_HOME": str(folder / "home")}

@@ -20,6 +20,7 @@ from dovetail.cli import SuggestingGroup
 from dovetail.cli.engine_option import LOCAL, engine_conflicts, engine_option
 from dovetail.cli.logs import logs as logs_of_run
 from dovetail.cli.options import (
+    Decorator,
     cluster_option,
     complete_runs,
     file_argument,
@@ -79,7 +80,7 @@ def actors() -> None:
     """Run systems of long-lived actors."""
 
 
-def system_argument() -> Any:
+def system_argument() -> Decorator:
     """SYSTEM, by default the latest running one."""
     return click.argument("system", default=LAST_RUN, shell_complete=complete_runs)
 
@@ -341,7 +342,7 @@ Examples:
 @click.option("--no-timestamps", is_flag=True, help="Do not print the times.")
 @json_option("Print one JSON object per line.")
 @click.pass_context
-def logs(context: click.Context, system: str, role: str | None, **options: Any) -> None:
+def logs(context: click.Context, /, system: str, role: str | None, **options: Any) -> None:
     """Print what the instances of SYSTEM printed, or those of one ROLE."""
     folder = find_system(system)
     context.invoke(logs_of_run, run=str(folder.path), worker=role, stage=None, **options)
