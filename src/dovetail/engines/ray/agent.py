@@ -17,9 +17,10 @@ import sys
 import time
 import traceback
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
-from threading import Condition, Event, Thread
+from queue import SimpleQueue
+from threading import Condition, Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -37,6 +38,7 @@ from dovetail.engines.ray.peer_calls import PeerCalls
 from dovetail.engines.ray.protocol import (
     FRAME_BYTES,
     HEARTBEAT_S,
+    MAX_DIRECT_CALLS,
     AgentHello,
     EventEncoder,
     Op,
@@ -129,6 +131,8 @@ class AgentSession:
         self._early: dict[int, tuple[list[Op], Any]] = {}
         """Frames that arrived before an earlier one."""
         self._next = 0
+        self._handling = Lock()
+        """Held while frames are handled, in the order of their numbers."""
         self._internal: deque[Op] = deque()
         """Operations of this session's own threads."""
         self._outbox = Outbox()
@@ -138,6 +142,8 @@ class AgentSession:
         self._engine.on_foreign_call = self.peers.call
         self._calls: dict[int, Future[tuple[bool, bytes]]] = {}
         """Unanswered calls of the driver, by number."""
+        self._direct_calls: dict[int, SimpleQueue[Future[tuple[bool, bytes]]]] = {}
+        """Calls of the driver that a thread of Ray has received and that are not sent yet."""
         self._closing = Event()
         address = ray.util.get_node_ip_address()
         unwritable = tuple(folder for folder, token in setup.sink_folders if not sees_marker(folder, token))
@@ -161,6 +167,31 @@ class AgentSession:
             self._engine.nudge()
         except Exception:
             self._outbox.put([SizedOp(("agent_failed", traceback.format_exc()))])
+
+    def call(self, number: int, frame: bytes, call: int) -> tuple[bool, bytes] | None:
+        """Like `receive`, with one call to a worker: wait for its answer. None: it was cancelled."""
+        begun = self._direct_calls[call] = SimpleQueue()
+        if not self._handle_if_next(number, frame):
+            self.receive(number, frame)
+        try:
+            return begun.get().result()
+        except CancelledError:
+            return None
+
+    def _handle_if_next(self, number: int, frame: bytes) -> bool:
+        """Handle a frame with one call in this thread, unless others must be handled before it."""
+        if not self._handling.acquire(blocking=False):
+            return False
+        try:
+            if number != self._next:
+                return False
+            self._next += 1
+            self._on_call(*decode_frame(frame)[0][1:])
+        finally:
+            self._handling.release()
+        if self._early:
+            self._engine.nudge()  # frames that waited for this one
+        return True
 
     def next_messages(self) -> list[Op]:
         """Operations for the driver; an empty list after a heartbeat interval."""
@@ -206,11 +237,12 @@ class AgentSession:
         while self._inbox:
             number, ops, objects = self._inbox.popleft()
             self._early[number] = ops, objects
-        while self._next in self._early:
-            ops, objects = self._early.pop(self._next)
-            self._next += 1
-            for op in ops:
-                self._handle(op, objects)
+        with self._handling:
+            while self._next in self._early:
+                ops, objects = self._early.pop(self._next)
+                self._next += 1
+                for op in ops:
+                    self._handle(op, objects)
         while self._internal:
             self._handle(self._internal.popleft(), ())
 
@@ -338,18 +370,28 @@ class AgentSession:
     # --- calls
 
     def _on_call(
-        self, number: int, worker: int, hosted: str, method: str, body: bytes, rank: int, deadline_s: float | None
+        self,
+        number: int,
+        worker: int,
+        hosted: str,
+        method: str,
+        body: bytes,
+        rank: int,
+        deadline_s: float | None,
+        is_direct: bool,
     ) -> None:
-        """A call of the driver on a worker."""
+        """A call of the driver on a worker. `is_direct`: a thread of Ray waits for the answer."""
 
         def answered(future: Future[tuple[bool, bytes]]) -> None:
             self._calls.pop(number, None)
-            if not future.cancelled():
+            if not is_direct and not future.cancelled():
                 self._outbox.put(encode_answer(number, *future.result()))
 
         options = CallOptions(rank, deadline_s)
         future = self._calls[number] = self._engine.call_pickled(worker, hosted, method, body, options)
         future.add_done_callback(answered)
+        if is_direct:
+            self._direct_calls.pop(number).put(future)
 
     def _on_cancel_call(self, number: int) -> None:
         future = self._calls.get(number)
@@ -378,7 +420,7 @@ def _is_library_path(entry: str) -> bool:
 
 
 MAX_CLOSED_SESSIONS = 64
-CONCURRENCY_GROUPS = {"receive": 1, "listen": 1, "read": 4, "peer": 2}
+CONCURRENCY_GROUPS = {"receive": 1, "listen": 1, "read": 4, "peer": 2, "call": MAX_DIRECT_CALLS}
 """Ray's concurrency group -> its number of threads."""
 Method = TypeVar("Method", bound="Callable[..., Any]")
 
@@ -423,6 +465,12 @@ class Agent:
         found = self._session_for(session)
         if found is not None:
             found.receive(number, frame, objects)
+
+    @_in_group("call")
+    def call(self, session: str, number: int, frame: bytes, call: int) -> tuple[bool, bytes] | None:
+        """See `AgentSession.call`."""
+        found = self._session_for(session)
+        return None if found is None else found.call(number, frame, call)
 
     @_in_group("listen")
     def next_messages(self, session: str) -> bytes:

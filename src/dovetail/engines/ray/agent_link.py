@@ -116,6 +116,8 @@ class AgentLink:
         self._queued: list[SizedOp] = []
         self._objects: list[Any] = []
         self._number = 0
+        self.direct_calls: set[int] = set()
+        """Calls whose answer is the result of a call of Ray. Thread: any."""
         handle.begin.remote(setup)
 
     @property
@@ -149,6 +151,15 @@ class AgentLink:
         for frame in frames:
             self.handle.receive.remote(self._session, self._number, frame, *([objects] if objects else []))
             self._number += 1
+
+    def send_direct_call(self, call: int, op: Op) -> Any:
+        """Send a call to a worker, behind everything that was sent before; its answer is that of the returned object
+        reference."""
+        self.direct_calls.add(call)
+        self.flush()
+        ref = self.handle.call.remote(self._session, self._number, pickle.dumps([op], 5), call)
+        self._number += 1
+        return ref
 
     # --- calls of the agent; each returns an object reference
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import StopWorker
@@ -11,15 +12,17 @@ from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
 from dovetail.engines.local.call_body import load_value, pack_portable
 from dovetail.engines.local.protocol import close_descriptors
-from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES
+from dovetail.engines.ray.protocol import MAX_DIRECT_CALLS, MESSAGE_OVERHEAD_BYTES
 from dovetail.engines.ray.remote_worker import PendingCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
     from threading import RLock
 
     from dovetail.control.engine import CallOptions
     from dovetail.engines.call_future import Body
+    from dovetail.engines.ray.agent_link import AgentLink
     from dovetail.engines.ray.remote_worker import RemoteWorker
 
 
@@ -46,6 +49,10 @@ class DriverCalls:
         self._open: dict[int, CallFuture] = {}
         self._answers: deque[tuple[CallFuture, bool, Body]] = deque()
         """Answers to deliver without the lock."""
+        self._direct: dict[int, AgentLink] = {}
+        """Agents of the calls whose answer is the result of a call of Ray. Thread: any."""
+        self._answered: deque[int] = deque()
+        """Direct calls with a deadline that were answered."""
         self._pieces: dict[int, list[bytes]] = {}
         """Parts of large answers that have arrived, by the number of their call."""
         self._polling_until: float | None = 0.0
@@ -95,9 +102,34 @@ class DriverCalls:
         """Send a call to the agent of its worker."""
         if call.number not in self._open:
             return  # its deadline has passed
+        link = worker.agent_of(call.rank)
+        is_direct = len(link.direct_calls) < MAX_DIRECT_CALLS and not link.lost_reason
         left_s = max(0.0, call.deadline - time.monotonic()) if call.deadline else None
-        op = ("call", call.number, worker.number, call.hosted, call.method, call.body, call.rank, left_s)
-        worker.agent_of(call.rank).send(op, MESSAGE_OVERHEAD_BYTES + len(call.body))
+        op = ("call", call.number, worker.number, call.hosted, call.method, call.body, call.rank, left_s, is_direct)
+        if is_direct:
+            self._direct[call.number] = link
+            ref = link.send_direct_call(call.number, op)
+            ref.future().add_done_callback(partial(self._on_direct_answer, link, call.number))
+        else:
+            link.send(op, MESSAGE_OVERHEAD_BYTES + len(call.body))
+
+    def _on_direct_answer(self, link: AgentLink, number: int, answer: Future[tuple[bool, bytes] | None]) -> None:
+        """Thread: one of Ray's, which must not wait for the engine's lock."""
+        link.direct_calls.discard(number)
+        self._direct.pop(number, None)
+        is_agent_lost = answer.exception() is not None
+        found = None if is_agent_lost else answer.result()
+        if found is None and not is_agent_lost:
+            return  # cancelled
+        call = self._open.pop(number, None)
+        if call is None:
+            return
+        if call.deadline_s is not None:
+            self._answered.append(number)
+        if found is not None:
+            call.deliver(*found)
+        else:
+            call.deliver(False, WorkerLostError(f"worker {call.worker} is gone"))
 
     def withdraw_call(self, call: CallFuture) -> bool:
         """Do not hold the lock. Thread: any."""
@@ -124,6 +156,8 @@ class DriverCalls:
     def seconds_left(self, limit_s: float | None) -> float | None:
         """Seconds until the next deadline, at most the limit (None: none). The polling thread waits as long."""
         with self._lock:
+            while self._answered:
+                self._deadlines.discard(self._answered.popleft())
             at = self._deadlines.next_at()
             now = time.monotonic()
             if at is not None and (limit_s is None or at < now + limit_s):
@@ -134,9 +168,9 @@ class DriverCalls:
     def end_overdue(self) -> None:
         """End the calls whose deadline has passed."""
         for number in self._deadlines.take_due(time.monotonic()):
-            call = self._open[number]
-            self._withdraw(call)
-            self._answers.append((call, False, deadline_error(call.deadline_s or 0.0)))
+            call = self._open.get(number)
+            if call is not None and self._withdraw(call):
+                self._answers.append((call, False, deadline_error(call.deadline_s or 0.0)))
 
     def on_answer_piece(self, number: int, piece: bytes) -> None:
         if number in self._open:
@@ -150,14 +184,18 @@ class DriverCalls:
             self._deadlines.discard(number)
             self._answers.append((call, fine, body))
 
-    def on_worker_gone(self, worker: RemoteWorker) -> None:
-        """Calls are read after the setup."""
-        kind = WorkerLostError if worker.ready else CallNotSentError
-        lost = [number for number, call in self._open.items() if call.worker == worker.number]
-        for number in lost:
-            self._deadlines.discard(number)
-            self._pieces.pop(number, None)
-            self._answers.append((self._open.pop(number), False, kind(f"worker {worker.number} is gone")))
+    def on_worker_gone(self, worker: RemoteWorker, *, is_closing: bool = False) -> None:
+        """A direct call ends by itself unless its agent is lost, too: the worker may have answered it before its
+        end."""
+        kind = WorkerLostError if worker.ready else CallNotSentError  # calls are read after the setup
+        for call in [call for call in self._open.copy().values() if call.worker == worker.number]:
+            link = self._direct.get(call.number)
+            if link is not None and not link.lost_reason and not is_closing:
+                continue
+            self._deadlines.discard(call.number)
+            self._pieces.pop(call.number, None)
+            if self._open.pop(call.number, None) is not None:
+                self._answers.append((call, False, kind(f"worker {worker.number} is gone")))
 
     def deliver(self) -> None:
         """Deliver answers. Do not hold the lock: callers may be waiting for it."""

@@ -378,7 +378,7 @@ class RayEngine:
             self.reservation.release(amounts)
         elif not self._closed.is_set():
             self.request_resources()
-        self.calls.on_worker_gone(worker)
+        self.calls.on_worker_gone(worker, is_closing=self._closed.is_set())
 
     # --- inbox
 

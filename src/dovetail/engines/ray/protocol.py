@@ -44,6 +44,9 @@ FRAME_BYTES = 90_000
 """Size of a frame that Ray does not pass through its object store."""
 MESSAGE_OVERHEAD_BYTES = 200
 """Approximate size of an operation without its payload."""
+MAX_DIRECT_CALLS = 4
+"""Calls of the driver to workers of one agent that are answered as results of calls of Ray. Each takes a thread of the
+agent until it ends; further ones are answered with other messages, which takes twice as long."""
 HEARTBEAT_S = 0.5
 """An agent without operations sends an empty answer after this time."""
 SPOOL_OUTPUT, OUTPUT_TO_DRIVER = 1, 2
