@@ -82,7 +82,7 @@ def _send_mixed_batch(state: StreamState, unit: UnitState) -> None:
     parts: list[SegmentSlice] = []
     epochs: list[tuple[int, Epoch]] = []
     items = size = 0
-    can_mix_all = state.options.eager or not unit.joins_epochs
+    can_mix_all = state.options.eager or not unit.changes_counts
     small_items = _small_epoch_items(state, unit)
     for number in (*sorted(queue.tails), *sorted(others)):
         epoch = state.epochs[number]

@@ -71,9 +71,7 @@ class ResultHandler:
         to which epoch: the epochs are delivered together, and restart together if one of them restarts."""
         if self.state.options.eager or not event.segments:
             return
-        if JOINED in (event.epoch_segments or ()):
-            unit.mark_joins_epochs()
-        if unit.joins_epochs:  # also for a call whose count happens to be the same
+        if unit.joins_epochs or JOINED in (event.epoch_segments or ()):
             if any(epoch.discarded for epoch in message.epochs):
                 self._restart_epochs(message)
             for epoch in message.epochs[1:]:
@@ -88,6 +86,7 @@ class ResultHandler:
         else:
             given = self.epoch_tracker.route(unit, message.epoch, event.segments, message.parts[0])
             message.epoch.settle(unit.index, message.items - failed)
+        unit.record_counts(calls, same=_has_same_counts(event, message.items - failed, given))
         settled = message.items - failed
         if failures:
             settled += self.broken_workers.on_calls_failed(unit, worker, message, failures, event.peak_bytes)
@@ -197,3 +196,11 @@ class ResultHandler:
         for epoch in dict.fromkeys(torn):
             if epoch.id in self.state.epochs and not self.state.is_ending:
                 self.epoch_restarter.restart_epoch(epoch)
+
+
+def _has_same_counts(event: BatchesDone, taken: int, given: int) -> bool:
+    """Whether every stage returned as many items as it got, apart from those that failed, and in their order as far as
+    that is known."""
+    if given != taken or JOINED in (event.epoch_segments or ()):
+        return False
+    return all(items_in == items_out for items_in, items_out, _ in event.stages or ())

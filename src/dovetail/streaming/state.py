@@ -232,6 +232,9 @@ MESSAGES_PER_TUNING = 32
 """Messages between two adjustments of the message size; at the beginning fewer."""
 MAX_MESSAGE_BYTES = 4 << 20
 """Maximum input or output per message, unless a single batch is larger."""
+MIN_SAME_COUNT_CALLS = 16
+"""Calls in succession, from the first one, that return as many items as they get before a unit is taken to return one
+result per item, in their order."""
 MAX_QUEUE_BYTES = 32 << 20
 """Maximum of the bytes that wait in front of a unit, unless the next messages of its workers are larger."""
 FIRST_BATCHES_BEFORE_REGROW = 100
@@ -248,6 +251,7 @@ class UnitState:
         "busy_s",
         "byte_share",
         "bytes_per_item",
+        "changes_counts",
         "children",
         "dirty",
         "failed_calls",
@@ -266,7 +270,6 @@ class UnitState:
         "items_given",
         "items_in_flight",
         "items_taken",
-        "joins_epochs",
         "later_consumers",
         "longest_cleared_streak",
         "low",
@@ -285,6 +288,7 @@ class UnitState:
         "recycling_workers",
         "replaced_in_succession",
         "retries",
+        "same_count_calls",
         "saturated_ends",
         "setup_failures_in_a_row",
         "setup_s",
@@ -370,7 +374,9 @@ class UnitState:
         self.items_in_flight = 0
         self.flush_at: float | None = None
         """Time of the pending flush timer for incomplete batches; None: no timer."""
-        self.joins_epochs = self.spec.returns not in (None, 1.0)
+        self.changes_counts = self.spec.returns not in (None, 1.0)
+        """Whether calls return more or fewer items than they get."""
+        self.same_count_calls = 0
         """Its calls return another number of items than they get, so the epochs of a batch are delivered together."""
         self.quarantine_worker: Worker | None = None
         """Gets no further messages, so that a suspect can run on it alone."""
@@ -769,8 +775,18 @@ class UnitState:
             total[1] += given
             total[2] += seconds
 
-    def mark_joins_epochs(self) -> None:
-        self.joins_epochs = True
+    @property
+    def joins_epochs(self) -> bool:
+        """Whether the results of a batch with items of several epochs cannot be separated. A batch whose results are
+        as many as its items proves nothing alone: one item may have returned two results, and another one none."""
+        return self.changes_counts or self.same_count_calls < MIN_SAME_COUNT_CALLS
+
+    def record_counts(self, calls: int, *, same: bool) -> None:
+        """Add calls: whether each returned as many items as it got."""
+        if same:
+            self.same_count_calls += calls
+        else:
+            self.changes_counts = True
 
     def count_failed(self, items: int) -> None:
         """Add failed items; a negative number when their epoch restarts."""
