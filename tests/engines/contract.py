@@ -786,6 +786,18 @@ class ProcessContract(EngineContract):
         last = scene.engine.call(1, "one", "outcomes", 2, 1, "other", "linger", 0.0)
         assert scene.result(last) == ["lost"]
 
+    def test_health_takes_no_slot_whoever_calls_it(self, scene_of: SceneOf, tmp_path: Path) -> None:
+        scene = scene_of(one=Neighbour, server=Server)
+        scene.ready(1, "one", "server")
+        scene.ready(2, "one")
+        gate = tmp_path / "gate"
+        busy = scene.engine.call(1, "server", "wait_for", str(gate))
+        scene.until((tmp_path / "gate.begun").exists, "the only slot is taken")
+        assert scene.result(scene.engine.call(1, "one", "ask", "server", "health")) == "fine"
+        assert scene.result(scene.engine.call(2, "one", "ask_worker", 1, "server", "health")) == "fine"
+        gate.touch()
+        assert scene.result(busy) == "waited"
+
     # Calls that wait for each other
 
     def test_a_cycle_of_calls_that_wait_for_each_other_fails_and_is_named(self, scene_of: SceneOf) -> None:

@@ -15,6 +15,7 @@ from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dovetail.control.engine import CONTROL_METHODS
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.local.message_runner import MessageRunner
 from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame
@@ -246,7 +247,8 @@ class WorkerProcess:
 
     def call(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         """Call a method of a hosted object: of this process directly, of another worker over a link."""
-        if worker == self.spec.worker and rank == self.spec.rank and hosted in self.slots:
+        is_here = worker == self.spec.worker and rank == self.spec.rank and hosted in self.slots
+        if is_here and method not in CONTROL_METHODS:  # those are received like calls of others, and take no slot
             return self.slots[hosted].call_directly(method, args, named)
         future = self._get_links().call(worker, rank, hosted, method, args, named)
         with (
