@@ -91,7 +91,9 @@ class SlotDispatcher:
 
     def run(self) -> None:
         while True:
-            for frame in self._worker.receive_frames(wait=True):
+            frames = deque(self._worker.receive_frames(wait=True))
+            while frames:
+                frame = frames.popleft()
                 kind = frame.head[0]
                 if kind == "run":
                     self._slots[frame.head[2]].run(frame)
@@ -102,8 +104,9 @@ class SlotDispatcher:
                 elif kind == "free":
                     self._runner.free_buffers(*frame.head[1:])
                 elif kind == "stop":
-                    for last in self._worker.refuse_calls():
-                        self._call(last)
+                    for last in (*frames, *self._worker.refuse_calls()):
+                        if last.head[0] == "call":  # of another worker, which sent it before
+                            self._call(last)
                     self._worker.stop_reading()  # calls that are running, and those of a teardown, wait for answers
                     self._finish()
                     return
