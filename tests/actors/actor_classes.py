@@ -121,6 +121,7 @@ class Inside:
         self.peak = max(self.peak, self.now)
         while self.peak < count:
             await asyncio.sleep(POLL_S)
+        self.now -= 1
         return self.peak
 
     async def stay(self, seconds: float) -> int:

@@ -6,6 +6,7 @@ would cancel the system; every wait has a limit of its own."""
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ def make_system() -> dt.ActorSystem:
             dt.Role("inner", Asker, resources=SMALL, slots=2, together=process),
             dt.Role("left", Asker, resources=SMALL, slots=256, together=node),
             dt.Role("right", Asker, resources=SMALL, slots=256, together=node),
+            dt.Role("ring_a", Asker, resources=SMALL),
+            dt.Role("ring_b", Asker, resources=SMALL),
             dt.Role("gang", Rank, ranks=2, resources=SMALL),
         ],
         name="contract",
@@ -281,6 +284,14 @@ class ActorContract(ABC):
         calls = [live.many.one.meet(100) for _ in range(100)]
         assert {call.result(PATIENCE_S) for call in calls} == {100}
 
+    @pytest.mark.long
+    def test_a_hundred_calls_of_50_ms_take_less_than_a_second(self, live: dt.LiveSystem) -> None:
+        live.many.one.stay(0).result(PATIENCE_S)
+        began = time.monotonic()
+        for call in [live.many.one.stay(0.05) for _ in range(100)]:
+            call.result(PATIENCE_S)
+        assert time.monotonic() - began < 1
+
     def test_health_answers_while_the_only_slot_is_busy(self, live: dt.LiveSystem, tmp_path: Path) -> None:
         held = live.gate.one.hold(str(tmp_path / "held"))
         until((tmp_path / "held.begun").exists, "the call is inside")
@@ -339,6 +350,13 @@ class ActorContract(ABC):
             for handle, other in ((live.left, "right"), (live.right, "left"))
         ]
         assert [call.result(PATIENCE_S) for call in calls] == [0] * (2 * rounds)
+
+    def test_calls_that_wait_for_each_other_fail_and_name_the_cycle(self, live: dt.LiveSystem) -> None:
+        """Every slot of both roles is taken by a call that waits for the other role."""
+        error = live.ring_a.one.ask("ring_b", "ask", "ring_a", "index").exception(PATIENCE_S)
+        assert "ring_a" in str(error)
+        assert "ring_b" in str(error)
+        assert live.ring_a.one.index().result(PATIENCE_S) == 0
 
     # Gangs
 
