@@ -214,9 +214,11 @@ def test_every_command_has_an_example_in_its_help() -> None:
 
 def test_every_command_that_reports_something_can_do_it_as_json() -> None:
     prints_files = {"completion", "demo", "report", "schema", "serve", "trace"}
-    groups = {"backfill", "cluster", "profile", "recipe"}
+    groups = {"actors", "backfill", "cluster", "profile", "recipe"}
     commands: list[tuple[str, ...]] = [(name,) for name in COMMANDS if name not in prints_files | groups]
     commands += [
+        ("actors", "ls"),
+        ("actors", "status"),
         ("cluster", "show"),
         ("profile", "ls"),
         ("profile", "show"),
@@ -258,6 +260,7 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
         "plan": [VIDEO, *cluster],
         "profile": ["ls"],
         "explain": [VIDEO, *cluster],
+        "actors": ["ls"],
         "cluster": ["show", SPEC],
         "run": ["r.yaml", *cluster, "--dry-run"],
         "recipe": ["advise", *cluster],

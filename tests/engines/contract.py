@@ -652,7 +652,7 @@ class ProcessContract(EngineContract):
         scene.until(lambda: not thread.is_alive(), "the thread ends")
         assert [isinstance(error, WorkerLostError) for error in errors] == [True, True]
 
-    def test_callbacks_run_outside_of_the_polling_thread_in_the_order_of_answers(self, scene_of: SceneOf) -> None:
+    def test_callbacks_run_outside_of_the_polling_thread(self, scene_of: SceneOf) -> None:
         scene = scene_of(book=Notebook)
         scene.ready(1, "book")
         seen: list[tuple[int, int]] = []
@@ -660,7 +660,7 @@ class ProcessContract(EngineContract):
             call = scene.engine.call(1, "book", "note", "x")
             call.add_done_callback(lambda call: seen.append((call.result(), threading.get_ident())))
         scene.until(lambda: len(seen) == 5, "all callbacks were called")
-        assert [result for result, _ in seen] == [1, 2, 3, 4, 5]
+        assert sorted(result for result, _ in seen) == [1, 2, 3, 4, 5], "answers may overtake each other on the way"
         assert threading.get_ident() not in {thread for _, thread in seen}
 
     def test_every_rank_of_a_gang_can_be_called(self, scene_of: SceneOf) -> None:

@@ -1,7 +1,7 @@
 """JSON codec for plain values (the journal), and for events and commands (replay recordings).
 
 Encoded values survive a round trip through JSON. Payloads are not encoded: a decoded segment has no `ref`, a decoded
-hosted object no `definition`.
+hosted object no `definition`, a decoded StartWorker no `context`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from dovetail.control.commands import Command, FailedItem, HostedObject
+from dovetail.control.commands import Command, FailedItem, HostedObject, StartWorker
 from dovetail.control.events import Breadcrumb, CallFailure, Event, LossCause, WorkerLost
 from dovetail.control.payload import Segment
 from dovetail.resources.cluster import Gpu, Node
@@ -106,5 +106,6 @@ _FIELDS: dict[type[Any], tuple[str, ...]] = {
     **{kind: kind._fields for kind in (CardShare, Seat)},
     Segment: ("id", "items", "size_bytes", "node", "first"),
     HostedObject: ("name", "slots"),
+    StartWorker: ("worker", "seats", "hosted"),
 }
 _TYPES_BY_NAME = {kind.__name__: kind for kind in _FIELDS}
