@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dovetail.actors.role import Role
     from dovetail.resources.seat import Seats
 
-MAX_BACKOFF_S, MAX_BACKOFF_FACTOR = 3.0, 6
+MAX_BACKOFF_S, MAX_BACKOFF_FACTOR = 2.0, 6
 """Doubling ends at the larger of these: `limit` is what ends a series of restarts."""
 _S = InstanceState
 LEGAL_MOVES = frozenset(

@@ -110,6 +110,8 @@ def _row(one: InstanceStatus) -> list[str]:
 def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
+    if value < 0.001:
+        return f"{1e6 * value:.0f} us"
     return f"{1000 * value:.3g} ms" if value < 1 else format_duration(value)
 
 
