@@ -50,8 +50,8 @@ def make_system() -> dt.ActorSystem:
     )
 
 
-class ActorContract(ABC):
-    """Every engine behaves like this."""
+class ActorSuite(ABC):
+    """Tests of actor systems on one engine."""
 
     @staticmethod
     @abstractmethod
@@ -64,6 +64,10 @@ class ActorContract(ABC):
         cloudpickle.register_pickle_by_value(actor_classes)
         yield
         cloudpickle.unregister_pickle_by_value(actor_classes)
+
+
+class ActorContract(ActorSuite):
+    """Every engine behaves like this."""
 
     @pytest.fixture(scope="class")
     @classmethod

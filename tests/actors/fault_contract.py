@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import pytest
 
 import dovetail as dt
-from actors import actor_classes
 from actors.actor_classes import Echo, Gate, Mortal, Rank, Unprepared
+from actors.contract import ActorSuite
 from runtime.aids import is_there
 from waiting import LONG, PATIENCE_S, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     Launch = Callable[..., dt.LiveSystem]
@@ -38,20 +36,8 @@ def kill(pid: int) -> None:
     until(lambda: not is_there(pid), "the process is gone")
 
 
-class FaultContract(ABC):
+class FaultContract(ActorSuite):
     """Every engine behaves like this."""
-
-    @staticmethod
-    @abstractmethod
-    def place(request: pytest.FixtureRequest) -> dict[str, Any]:
-        """Arguments of `launch` that say where the system runs."""
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def _classes_by_value(cls) -> Iterator[None]:
-        cloudpickle.register_pickle_by_value(actor_classes)
-        yield
-        cloudpickle.unregister_pickle_by_value(actor_classes)
 
     @pytest.fixture
     def launch(self, request: pytest.FixtureRequest) -> Launch:

@@ -24,7 +24,7 @@ from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_fi
 from dovetail.documents.parser import read_document
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.pipeline.option_surface import OptionSurface
-from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD
+from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD, Simulation
 from dovetail.runtime.simulation import simulate as run_simulated
 from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
 
@@ -146,6 +146,12 @@ def simulate(
         raise infeasible_error_for_file(error, job, cluster, mode) from None
     except dt.ConfigError as error:
         raise SimulateSurface().error(error) from None
+    _print_result(result, as_json=as_json)
+    if result.status != "finished":
+        sys.exit(1)
+
+
+def _print_result(result: Simulation, *, as_json: bool) -> None:
     for note in result.plan.assumptions:
         click.echo(f"note: {note}", err=True)
     if result.plan.rate is None:
@@ -157,8 +163,6 @@ def simulate(
             click.echo(line)
         for line in ["", *next_step_lines(result.summary)]:
             click.echo(line, err=True)
-    if result.status != "finished":
-        sys.exit(1)
 
 
 class SimulateSurface(OptionSurface):
