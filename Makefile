@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # one more than cores: many tests wait for something to end, to die or to be noticed; the long ones also measure
 TESTERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
-.PHONY: help demo test compiled-tests test-quick test-long test-ray test-gpu check format bench clean
+.PHONY: help demo test redis-server compiled-tests test-quick test-long test-ray test-gpu check format bench clean
 
 help:
 	@echo "make demo       set up, then run a pipeline over generated documents on this machine, and plan one for a cluster"
@@ -27,9 +27,13 @@ help:
 demo: $(VENV)/.core
 	@$(BIN)/dovetail demo
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev redis-server
 	@$(MAKE) --no-print-directory -j2 check compiled-tests
 	$(BIN)/pytest -n $(TESTERS) --durations=30
+
+# without it, the tests of the job store on Redis are skipped
+redis-server:
+	@command -v redis-server > /dev/null || command -v valkey-server > /dev/null || .ci/install-redis-server
 
 # otherwise all processes of pytest compile all tests at the same time
 compiled-tests: $(VENV)/.dev
@@ -38,7 +42,7 @@ compiled-tests: $(VENV)/.dev
 test-quick: $(VENV)/.dev
 	DOVETAIL_TEST_QUICK=1 $(BIN)/pytest -q -n $(TESTERS) tests/test_errors.py tests/test_documents.py tests/resources tests/pipeline tests/scheduling tests/control tests/streaming
 
-test-long: check
+test-long: check redis-server
 	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n auto -m "not bar"; tests=$$?; \
 	  DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n 0 -m bar && exit $$tests
 
@@ -81,6 +85,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/recipe.py --engine local --rows 50000 --peers --data $(DATA) --json benchmarks/results/recipe.json
 	$(BIN)/python benchmarks/recipe.py --engine ray --rows 50000 --data $(DATA) --json benchmarks/results/recipe_ray.json
 	$(BIN)/python benchmarks/backfill.py --rows 1000000 --peers --json benchmarks/results/backfill.json
+	$(BIN)/python benchmarks/jobs.py --store redis --peers --json benchmarks/results/jobs_redis.json
+	$(BIN)/python benchmarks/jobs.py --store sqlite --json benchmarks/results/jobs_sqlite.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist benchmarks/results

@@ -19,9 +19,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ray_aids import FakeCluster
+    from redis_aids import RedisProcess
 
 PURE = ("resources", "pipeline", "scheduling", "control", "streaming")
 
@@ -38,6 +39,20 @@ settings.register_profile("long", common, max_examples=500)
 QUICK, LONG = "DOVETAIL_TEST_QUICK" in os.environ, "DOVETAIL_TEST_LONG" in os.environ
 settings.load_profile("long" if LONG else "quick" if QUICK else "short")
 
+
+def _refuse_groups(signal_process: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """A signal to process 0 ends the whole suite and the program that has started it, without a word. 0 is what a
+    search for a process finds if there is none."""
+
+    def checked(pid: int, number: int, /) -> None:
+        assert pid > 0, f"a signal to process {pid}, that is, to the process group of the tests"
+        signal_process(pid, number)
+
+    return checked
+
+
+os.kill, os.killpg = _refuse_groups(os.kill), _refuse_groups(os.killpg)
+
 # a suite started in the background or by nohup ignores these signals, and all programs that it starts would, too
 for ignored in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(ignored) is signal.SIG_IGN:
@@ -51,6 +66,13 @@ def _append_group(item: Any, group: str) -> None:
         item._id = type(item._id).parse(f"{item.nodeid}@{group}")
 
 
+def _place(item: pytest.Item) -> int:
+    """Tests that share an attachment to Ray follow each other."""
+    if item.get_closest_marker("ray") is None:
+        return 2
+    return 1 if item.get_closest_marker("own_attachment") else 0
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups and -m at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests on Ray run in one process, and first, because they are the longest chain: two Rays on two cores take longer
@@ -62,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group = item.get_closest_marker("xdist_group")
         if group is not None:
             _append_group(item, group.args[0])
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+    items.sort(key=_place)
     if os.environ.get("DOVETAIL_TEST_LONG"):
         return
     skip = pytest.mark.skip(reason="long: runs in `make test-long`")
@@ -106,16 +128,34 @@ def ray_cluster() -> Iterator[FakeCluster]:
     except ray_aids.RayWouldNotStart as failure:
         pytest.fail(f"Ray does not start on this machine: {failure}", pytrace=False)
     yield cluster
+    _leave_ray()
     cluster.close()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _a_module_leaves_ray() -> Iterator[None]:
-    """Detach after each module: a process has one Ray at a time, and the next module may attach in another way."""
-    yield
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+_attached = pytest.StashKey[str]()
+"""Attachment to Ray of the test that ran last: "shared", or the test's file if it does not share one."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Detach before a test that needs another attachment than the one before: a process has one Ray at a time. A new
+    attachment costs new agents, so all tests on Ray share one, except those marked `own_attachment`."""
+    is_shared = item.get_closest_marker("ray") and not item.get_closest_marker("own_attachment")
+    wanted = "shared" if is_shared else str(item.path)
+    if item.config.stash.get(_attached, "") != wanted:
+        item.config.stash[_attached] = wanted
+        _leave_ray()
+
+
+def _is_attached() -> bool:
+    return bool(getattr(sys.modules.get("ray"), "is_initialized", bool)())
+
+
+def _leave_ray() -> None:
+    if not _is_attached():
         return
+    import ray
+
     from dovetail.engines.ray.attachment import detach
 
     detach()
@@ -124,12 +164,16 @@ def _a_module_leaves_ray() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _a_driver_leaves_no_signal_handler(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Restore the SIGTERM handler, which `ray.init` replaces."""
+def _ray_is_used_by_its_tests_only(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Restore the SIGTERM handler, which `ray.init` replaces. Fail other tests that attach, as many functions of Ray do
+    by themselves: a Ray of one's own takes several CPU-seconds."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if request.node.get_closest_marker("ray"):
         signal.signal(signal.SIGTERM, before)
+    elif _is_attached():
+        _leave_ray()
+        pytest.fail("a test without the mark `ray` has started a Ray or attached to one", pytrace=False)
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +224,8 @@ def _threads_unless_processes_are_tested(request: pytest.FixtureRequest) -> None
     folder = Path(str(request.node.fspath)).parent.name
     if folder in THREADS and not {"processes", "ray"} & set(request.node.keywords):
         request.getfixturevalue("in_process")
+    elif folder == "runtime":
+        request.getfixturevalue("by_value")
 
 
 @pytest.fixture(scope="session")
@@ -196,6 +242,14 @@ def s3_server() -> Iterator[str]:
     host, port = running.get_host_and_port()
     yield f"http://{host}:{port}"
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisProcess]:
+    """A redis-server of this test process, in memory only; each test uses a prefix of its own."""
+    from redis_aids import run_server
+
+    yield from run_server()
 
 
 @pytest.fixture(autouse=True)

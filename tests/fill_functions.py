@@ -333,3 +333,42 @@ class ArraysThatBreak:
 
 
 arrays_that_break = dt.udf(ArraysThatBreak, data_type="int64")
+
+
+@dt.udf
+class FailsFrom:
+    """Its object raises an ordinary exception from one row on: nothing in it says that the process is broken."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def __call__(self, id: int) -> int:
+        self.broken = self.broken or id == BAD
+        if self.broken:
+            raise ValueError("no result")
+        return 2 * id
+
+
+class ArraysThatFail:
+    """The same for a function of arrays."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def __call__(self, id: pa.Array) -> pa.Array:
+        self.broken = self.broken or BAD in id.to_pylist()
+        if self.broken:
+            raise ValueError("no result")
+        return pc.multiply(id, 2)
+
+
+arrays_that_fail = dt.udf(ArraysThatFail, data_type="int64", input_columns=["id"])
+BAD_ROWS = [*range(200), *range(400, 700)]
+
+
+@dt.udf
+def worker_of_good_rows(id: int) -> int:
+    """The process that computes a row; many rows in succession are bad."""
+    if id in BAD_ROWS:
+        raise ValueError("bad row")
+    return os.getpid()

@@ -60,8 +60,11 @@ class WorkerThread(WorkerProcess):
         """The definitions are in this process already."""
 
     def close(self) -> None:
-        for one in self.slots.values():
-            one.close()
+        self.close_threads()
+        if self._standby is not None:  # it ends with a process, and would read closed sockets in a thread
+            with suppress(OSError):
+                self._channel.sock.shutdown(socket.SHUT_RD)
+            self._standby.join(JOIN_S)
         for slots in self.async_slots.values():
             slots.stop_loop()
             slots._thread.join(JOIN_S)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from runtime.aids import Script
-from waiting import until
+from waiting import LONG, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +34,10 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
     "RAY_prestart_worker_first_driver": "0",
+    **({} if LONG else {"RAY_health_check_period_ms": "500"}),
 }
-"""Settings of every Ray of the tests. No workers are prestarted: most tests use only the actors of agents."""
+"""Settings of every Ray of the tests. No workers are prestarted: most tests use only the actors of agents. A killed
+raylet is detected after 3 to 6 s; in `make test-long`, as by default, after 14 s."""
 START_S = 120.0
 """Limit for the start of a node on a machine with five busy processes per core; Ray ends an attempt after 30 s."""
 RESTORED_S = 2.0
@@ -43,12 +45,13 @@ GB = 10**9
 MB = 2**20
 
 NODES: dict[str, dict[str, Any]] = {
-    "a": {"num_cpus": 4},
+    "a": {"num_cpus": 4, "runtime_env": True},
     "b": {"num_cpus": 4, "num_gpus": 2, "resources": {"accelerator_type:L40S": 1}},
     "c": {"num_cpus": 4, "num_gpus": 2, "resources": {"accelerator_type:A100": 1}},
-    "d": {"num_cpus": 4},
+    "d": {"num_cpus": 4, "runtime_env": True},
 }
-"""The first node is the head; drivers connect to it, so it must not be killed."""
+"""The first node is the head; drivers connect to it, so it must not be killed. On nodes with `runtime_env` workers may
+have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,8 @@ class FakeCluster:
         return self.nodes[name]
 
     def remove(self, name: str) -> None:
-        """Stop a node and all of its processes, and wait until Ray lists it as dead: Ray takes 14 s to detect a killed
-        raylet."""
+        """Stop a node and all of its processes, and wait until Ray lists it as dead, which takes a while if its raylet
+        was killed."""
         gone = self.nodes.pop(name)
         self._ask("remove", name=name)
         until(lambda: gone.node_id not in self.alive(), f"Ray sees that node {name} is gone", START_S)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,20 +25,59 @@ PR_SET_CHILD_SUBREAPER = 36
 LOG_LINES = 6
 
 
+STUB = """
+import os, sys, time
+folder, node, port, *names = sys.argv[1:]
+for name in names:
+    path = os.path.join(folder, f"{name}_{node}")
+    with open(path + ".new", "w") as file:
+        file.write(port)
+    os.replace(path + ".new", path)
+parent = os.getppid()
+while os.getppid() == parent:
+    time.sleep(0.2)
+"""
+"""Takes the place of a Ray process that no test uses and that costs a CPU-second: writes its ports, and ends with the
+raylet."""
+NO_SERVICE, NOTHING_LISTENS = "-1", "1"
+STUBS = {
+    "dashboard_agent": (NO_SERVICE, ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")),
+    "runtime_env_agent": (NOTHING_LISTENS, ("runtime_env_agent_port",)),
+}
+
+
 class NoNode(Exception):
     """Ray did not start a node; the message has the error lines of the raylet."""
 
 
 class Keeper:
     def __init__(self, folder: Path) -> None:
-        from ray.cluster_utils import Cluster  # late: it reads variables that are set first
+        from ray._private import services  # late: it reads variables that are set first
+        from ray.cluster_utils import Cluster
 
+        self._start_process: Any = services.start_ray_process
+        services.start_ray_process = self._start_with_stubs
+        self._stubs: tuple[str, ...] = ()
         self._folder = folder
         self._cluster: Any = Cluster()
         self._nodes: dict[str, Any] = {}
 
-    def add(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """Add a node, with several attempts: a raylet whose agents are slow ends itself."""
+    def _start_with_stubs(self, command: list[str], *arguments: Any, **named: Any) -> Any:
+        """Start a process of Ray; if it is a raylet, with stubs instead of its agents."""
+        for place, word in enumerate(command):
+            option, _, agent = str(word).partition("_command=")
+            if (kind := option.removeprefix("--")) in self._stubs:
+                port, names = STUBS[kind]
+                told = dict(one.split("=", 1) for one in agent.split() if one.startswith("--") and "=" in one)
+                words = [told["--session-dir"], told["--node-id"], port, *names]
+                stub = subprocess.list2cmdline([sys.executable, "-I", "-S", "-c", STUB, *words])
+                command[place] = f"{option}_command={stub}"
+        return self._start_process(command, *arguments, **named)
+
+    def add(self, name: str, *, runtime_env: bool = False, **arguments: Any) -> dict[str, Any]:
+        """Add a node, with several attempts: a raylet whose agents are slow ends itself. `runtime_env`: workers on it
+        may have a runtime_env."""
+        self._stubs = tuple(kind for kind in STUBS if kind != "runtime_env_agent" or not runtime_env)
         for attempt in range(ATTEMPTS):
             try:
                 return self._added(name, arguments)
@@ -50,7 +90,8 @@ class Keeper:
         raise AssertionError("unreachable")
 
     def _added(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        node = self._cluster.add_node(wait=False, include_dashboard=False, include_log_monitor=False, **arguments)
+        less = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+        node = self._cluster.add_node(wait=False, **less, **arguments)
         self._nodes[name] = node
         raylet = node.all_processes["raylet"][0].process.pid
         return {"node_id": node.node_id, "raylet_pid": raylet, "address": self._cluster.address}

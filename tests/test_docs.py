@@ -12,9 +12,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -26,6 +28,9 @@ from dovetail.recipes import file_keys
 from dovetail.recipes.catalogue import known_operators, native_class
 from in_process import InProcessEngine
 from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -77,6 +82,7 @@ def test_the_api_page_has_every_public_name_once() -> None:
 
     names = re.findall(r"^\| `dt\.(\w+)` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(names) == sorted(dt.__all__)
+    assert dir(dt) == sorted([*dt.__all__, "__version__"]), "imports do not show up beside the public names"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -93,6 +99,8 @@ def test_a_page_uses_only_public_names(page: Path) -> None:
 
 VARYING = (
     (r"\d{8}-\d{6}-[0-9a-f]{4,6}-", "RUN-"),
+    (r"\b1[0-9a-hjkmnp-tv-z]{19}\b", "JOB"),
+    (r"\bin \d+ h \d\d min\b", "in TIME"),
     (r"\b(\d+ min )?\d+(\.\d+)? s\b", "T s"),
     (r"\b\d[\d.]*[kMG]?/s\b", "R/s"),
     (r"\b[\d.]+[kMG]?\^( +)[\d.]+[kMG]?\b", "R^ R"),
@@ -268,6 +276,115 @@ def killed(command: str, folder: Path) -> None:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# --- jobs
+
+JOBS = ROOT / "docs" / "jobs.md"
+FROM_CELERY = ROOT / "docs" / "coming-from-celery.md"
+WORKER = ("--resources", "4cpu, 8GB", "--slots", "4", "--port", "0", "--worker-id", "vm-31304-c34f")
+"""Options of the worker on whose output the page was written."""
+
+
+@contextmanager
+def a_worker(folder: Path, *words: str) -> Iterator[None]:
+    """A worker of the queue of a folder, in a process of its own."""
+    command = [sys.executable, "-m", "dovetail", "worker", *words, *WORKER]
+    with (folder / "worker.log").open("w") as log:
+        worker = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        until(lambda: "status:" in (folder / "worker.log").read_text(), "the worker runs")
+        yield
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+@pytest.fixture
+def jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DOVETAIL_QUEUE", "sqlite:///jobs.db")
+    monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+@pytest.mark.time_limit
+def test_the_guide_for_jobs_can_be_followed_literally(jobs_folder: Path) -> None:
+    for name, text in python_files(JOBS).items():
+        (jobs_folder / name).write_text(text, encoding="utf-8")
+    executed("routed.py", jobs_folder)
+    commands = shown_sessions(JOBS)
+    assert len(commands) >= 16
+
+    def is_settled(states: str) -> bool:
+        words = " ".join(f"--state {state}" for state in states.split())
+        return bool(json.loads(typed(f"dovetail jobs ls --json {words}", jobs_folder).stdout) == [])
+
+    with a_worker(jobs_folder, "--app", "tasks", "--app", "broken.py"):
+        for command, shown in commands:
+            if command in ("dovetail jobs dead", "dovetail jobs stats"):
+                states = "ready leased scheduled" if command.endswith("dead") else "ready leased"
+                until(partial(is_settled, states), "no job is left")
+            if command.startswith("python "):
+                printed = executed(command.split()[1], jobs_folder)
+            else:
+                done = typed(command, jobs_folder)
+                printed = done.stdout + done.stderr
+            assert differing(normalised(shown), normalised(printed.splitlines())) == [], (command, printed)
+
+
+@pytest.mark.time_limit
+def test_the_example_for_users_of_other_queues_prints_what_it_shows(jobs_folder: Path) -> None:
+    for name, text in python_files(FROM_CELERY).items():
+        (jobs_folder / name).write_text(text, encoding="utf-8")
+    (_, none), (client, shown) = shown_sessions(FROM_CELERY)
+    assert none == []
+    with a_worker(jobs_folder, "--app", "tasks", "--queues", "reports"):
+        assert executed(client.split()[1], jobs_folder).splitlines() == shown
+
+
+def test_the_commands_for_shells_of_the_guide_for_jobs_are_valid() -> None:
+    from dovetail.cli import command_line
+
+    lines = [line for text in blocks(JOBS, "bash") for line in text.splitlines()]
+    assert len(lines) >= 6
+    for line in lines:
+        words = [word for word in shlex.split(line, comments=True) if "=" not in word or word.startswith("-")]
+        assert words[0] == "dovetail"
+        command: Any = command_line
+        while hasattr(command, "get_command"):
+            command = command.get_command(None, words.pop(1))
+        command.make_context(command.name, words[1:])
+
+
+DEPLOYING = ROOT / "docs" / "deploying.md"
+
+
+def test_the_guide_for_deployments_writes_the_files_that_it_shows(tmp_path: Path) -> None:
+    file, scraping = blocks(DEPLOYING, "yaml")
+    (tmp_path / "deploy.yaml").write_text(file, encoding="utf-8")
+    commands = shown_sessions(DEPLOYING)
+    assert len(commands) == 4
+    for command, shown in commands:
+        done = typed(command, tmp_path)
+        assert differing(shown, done.stdout.splitlines()) == [], (command, done.stderr)
+    yaml.safe_load(scraping)
+    first_lines = (tmp_path / "deploy" / "compose.yaml").read_text(encoding="utf-8").splitlines()[:8]
+    script = blocks(DEPLOYING, "bash")[0]
+    for step in ("printf 'DOVETAIL_TOKEN=%s", "docker compose up -d --build", "/workers/status"):
+        assert step in script
+        assert any(step in line for line in first_lines), "the file has the steps of the guide"
+
+
+def test_every_path_and_metric_of_the_guide_for_jobs_exists() -> None:
+    from dovetail.jobs import metrics, status_server
+
+    text = JOBS.read_text(encoding="utf-8")
+    code = Path(metrics.__file__).read_text() + Path(status_server.__file__).read_text()
+    names = re.findall(r"\bdovetail_(\w+)[{`]", text)
+    assert len(names) >= 10
+    assert [name for name in names if f'"{name}"' not in code] == []
+    paths = re.findall(r"^\| (`/.*?) \|", text, re.MULTILINE)
+    assert [path for row in paths for path in re.findall(r"`(/\w+)", row) if path not in code] == []
 
 
 # --- backfill

@@ -79,6 +79,17 @@ EXPECTED = {
         "ready, 6 of 6 instances ready",
         "goal of 190 steps reached: True",
     ],
+    "12_jobs.py": [
+        "4 trainings; the same key gives the same job: True",
+        "train() cannot be called with these arguments: missing a required argument: 'rate'",
+        "active jobs: 0, available slots: 2",
+        "the best: {'hidden': 32, 'rate': ",
+        "the urgent job, submitted last, started first: True",
+        "output of a training: 21 lines",
+        "dead letter without_data: ['error: FileNotFoundError: no data', 'error: FileNotFoundError: no data']",
+        "requeued: [<JobState.READY: 'ready'>]",
+        "removed: 6 finished jobs",
+    ],
 }
 ON_RAY = ["08_ray.py"]
 ON_ONE_CPU = ["10_backfill.py"]
@@ -99,6 +110,7 @@ def test_an_example_on_ray_prints_the_expected_lines(path: Path, tmp_path: Path,
     run_example(path, f"ray:{ray_address}", folder=tmp_path)
 
 
+@pytest.mark.long
 def test_actors_learn_the_same_on_ray_and_draw_their_learning_curve(tmp_path: Path, ray_address: str) -> None:
     path = next(path for path in EXAMPLES if path.name == "11_actors.py")
     run_example(path, "--engine", f"ray:{ray_address}", "--report", "curve.svg", folder=tmp_path)

@@ -167,6 +167,9 @@ MISTAKES = {
     ),
     "misspelt key of a stage": MistakeCase("did you mean 'batch_size'?", as_line, stage("batchsize: 4")),
     "key outside of resources": MistakeCase("it belongs under 'resources'", as_line, stage("cpus: 1")),
+    "key of a stage at the top": MistakeCase(
+        "it belongs to a stage, or to 'defaults'", as_line, f"on_error: skip\n{HEAD}{DOUBLE}"
+    ),
     "misspelt function": MistakeCase(
         "steps has no 'duoble' (did you mean 'double'?)", as_line, HEAD + '  - {name: a, run: "steps:duoble"}\n'
     ),

@@ -12,7 +12,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 
 
-def run_in(name: str, packages: list[str], script: str, arguments: list[str]) -> Any:
+def run_in(name: str, packages: list[str], script: str, arguments: list[str], *, limit_s: float | None = None) -> Any:
     """The JSON that a script of this folder prints, run with these packages installed."""
     folder = HERE / f".venv-{name}"
     python = folder / "bin" / "python"
@@ -22,5 +22,6 @@ def run_in(name: str, packages: list[str], script: str, arguments: list[str]) ->
         environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True, env=environment)
         (folder / ".ready").touch()
-    shown = subprocess.run([str(python), str(HERE / script), *arguments], check=True, capture_output=True, text=True)
+    command = [str(python), str(HERE / script), *arguments]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limit_s)
     return json.loads(shown.stdout.splitlines()[-1])

@@ -649,6 +649,207 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Calls wait for each other, and all slots of their objects are taken: they would never be answered.",
         "Give one of the objects more slots, or make one of the calls without waiting for its result.",
     ),
+    # --- jobs: submission
+    (
+        "DT601",
+        2,
+        "The URL or an option of a queue is invalid, or a package that it needs is not installed.",
+        "Use a URL such as sqlite:///jobs.db or redis://localhost:6379/0, or install the package of the message.",
+    ),
+    ("DT602", 2, "An option of a job is invalid.", _SEE_MESSAGE),
+    (
+        "DT603",
+        2,
+        "A function cannot be a job: it has no name by which a worker could find it, or is not declared.",
+        "Write `@dt.job` above a `def` at the top level of a module or script, and submit that.",
+    ),
+    (
+        "DT604",
+        2,
+        "The arguments of a job do not fit its function, or one could also be an option of `submit`.",
+        "Call it as its signature says. Pass arguments with names of options by `kwargs={...}`.",
+    ),
+    (
+        "DT605",
+        2,
+        "An argument or a result of a job is not JSON.",
+        "Pass what the message proposes, pass the path of a file, or open the queue with `allow_pickle=True`.",
+    ),
+    (
+        "DT606",
+        2,
+        "Data of a job is pickled, which this queue or worker does not allow, or has an unknown encoding.",
+        "If all submitters are trusted: `dt.Queue(url, allow_pickle=True)`.",
+    ),
+    (
+        "DT607",
+        (2, 5),
+        "A file with data of a job is missing, or cannot be read or written.",
+        "Open the queue and its workers with the same `files=`, a folder or URL that all machines reach.",
+    ),
+    (
+        "DT608",
+        2,
+        "A worker does not run the function of a job: it is not declared with `@dt.job` in the worker's modules.",
+        "Add its module to the worker with `--app`, or declare the function with `@dt.job`.",
+    ),
+    ("DT609", 2, "A module or script of a worker cannot be loaded, or declares no job function.", _SEE_MESSAGE),
+    ("DT610", 2, "A cron expression or time zone is invalid.", "Use the expression that the message proposes."),
+    ("DT611", 2, "A job depends on a job that the queue does not have.", "Submit that job first, to the same queue."),
+    ("DT612", 2, "The queue does not have a job of this id.", "List the jobs with `dovetail jobs ls`."),
+    (
+        "DT613",
+        1,
+        "A job failed, was cancelled, or used up all its retries.",
+        "Correct the error that the message shows, then `job.requeue()`. Its output: `job.logs()`.",
+    ),
+    (
+        "DT614",
+        1,
+        "A job did not finish in the time that its caller waits. The job continues.",
+        "Wait longer, or see in the message why it waits.",
+    ),
+    (
+        "DT615",
+        2,
+        "`dt.current_job()` was called outside of a job, or in a thread that a job has started.",
+        "Call it in the function of the job, and pass its result to threads.",
+    ),
+    (
+        "DT616",
+        3,
+        "No worker that is running can ever run a job: none serves its queue, or none has what it needs.",
+        "Request less, or start a worker for the queue on a machine that has it.",
+    ),
+    (
+        "DT617",
+        2,
+        "A function was submitted without a current queue.",
+        "Use `with dt.Queue(url):`, `queue.use()`, the variable DOVETAIL_QUEUE, or `queue.submit(function)`.",
+    ),
+    (
+        "DT618",
+        2,
+        "Data of a job is too large to be kept in the queue, and the queue has no folder for files.",
+        'Open the queue and its workers with `files="/shared/folder"` or `files="s3://bucket/jobs"`.',
+    ),
+    ("DT619", 2, "A filter of jobs is invalid.", "Use a value that the message lists."),
+    # --- jobs: workers
+    ("DT620", 2, "An option of a worker is invalid.", _SEE_MESSAGE),
+    (
+        "DT621",
+        2,
+        "An environment variable of a worker is invalid: MAX_CONCURRENT_JOBS, USE_GPU, GPU_DEVICE, JOB_TIMEOUT or "
+        "WORKER_ID.",
+        "Set it to a value as in the message, or unset it.",
+    ),
+    (
+        "DT622",
+        2,
+        "A worker is to use a GPU that this machine does not have, or that is not visible.",
+        "Check nvidia-smi and CUDA_VISIBLE_DEVICES, correct GPU_DEVICE, or set USE_GPU=false.",
+    ),
+    (
+        "DT623",
+        2,
+        "A worker with isolation `thread` has a job timeout, which a thread cannot keep.",
+        "Use isolation `process`, or unset JOB_TIMEOUT.",
+    ),
+    (
+        "DT624",
+        2,
+        "A job has an isolation that does not fit: `async` for a function that is not a coroutine function, or "
+        "`thread` with a timeout.",
+        "Use isolation `process`, or change the function or the timeout.",
+    ),
+    (
+        "DT625",
+        2,
+        "Another worker runs under the id of a worker.",
+        "Unset WORKER_ID, or give every worker an id of its own.",
+    ),
+    (
+        "DT640",
+        2,
+        "A request to the status server of a worker has an unknown path, method or job. Shown in the response only.",
+        "Use a path that the response lists, with GET.",
+    ),
+    (
+        "DT641",
+        2,
+        "The status server of a worker cannot listen, or would be open to other machines without a token.",
+        "Set DOVETAIL_TOKEN, or use `--host 127.0.0.1` or another `--port`.",
+    ),
+    ("DT642", 2, "An argument of `dovetail jobs` is invalid.", _SEE_MESSAGE),
+    (
+        "DT643",
+        2,
+        "No queue is given, its SQLite file does not exist, or a URL is given as the name of a queue.",
+        "Set DOVETAIL_QUEUE=sqlite:///jobs.db, or use `--queue-url`.",
+    ),
+    (
+        "DT644",
+        2,
+        "No job, or more than one, has this text in its id.",
+        "List the jobs with `dovetail jobs ls`, and use more characters of the id.",
+    ),
+    (
+        "DT645",
+        2,
+        "An option `--ingest` is invalid, or there is no Redis that has its list.",
+        "Write `--ingest LIST=pkg.module:function`, and `--ingest-url` if the queue is not on Redis.",
+    ),
+    (
+        "DT646",
+        2,
+        "Keys of a deploy file do not fit together, or `dovetail export` was given neither a file nor `--app`.",
+        "Change the file as the message says; `dovetail schema deploy` prints its JSON Schema.",
+    ),
+    (
+        "DT647",
+        2,
+        "`dovetail export` would overwrite files that were edited, or that it has not written.",
+        "Move the changes to the deploy file, use another folder, or overwrite them with `--force`.",
+    ),
+    (
+        "DT660",
+        5,
+        "The job store cannot be used now: its disk or memory is full, another process holds its lock, or it cannot be "
+        "reached.",
+        "Do what the message says, and repeat the operation: it can be repeated without harm.",
+    ),
+    (
+        "DT661",
+        2,
+        "The job store was written by another version of Dovetail, or belongs to another program.",
+        "Upgrade Dovetail, or name another store.",
+    ),
+    ("DT662", 2, "The path of a job store cannot be used.", "Correct the path or its permissions as the message says."),
+    (
+        "DT663",
+        2,
+        "The file of a job store is damaged.",
+        "Stop all workers and restore a backup, or move the file away to start with an empty store.",
+    ),
+    (
+        "DT665",
+        2,
+        "A Redis server cannot keep jobs: it is older than Redis 7, part of a cluster, or deletes keys when its memory "
+        "is full.",
+        "Use another server, or correct its configuration as the message says.",
+    ),
+    (
+        "DT666",
+        2,
+        "The URL or prefix of a Redis store is invalid, or the server refuses its user name, password or permissions.",
+        "Correct the URL, or the user's permissions.",
+    ),
+    (
+        "DT667",
+        2,
+        "The package redis, which a queue on Redis needs, is not installed.",
+        "Run the `pip install` that the message names.",
+    ),
 )
 
 ERROR_CODES: dict[str, ErrorCode] = {

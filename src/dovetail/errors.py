@@ -6,13 +6,16 @@ The tree, with the exit code of the command line:
     ├── ConfigError           2   a value, a file or a specification is invalid
     │   ├── ResourceError     2   the resources of a worker are invalid
     │   ├── ClusterError      2   a cluster description is invalid, or the machine cannot be read
+    │   ├── JobRefusedError   2   a worker does not run the function of a job
     │   └── PipelineError     2   a pipeline, or the file that describes it, is invalid
     ├── InfeasibleError       3   the work is valid and does not fit on the cluster
     ├── EngineError           5   the engine cannot be started or reached
     ├── RunError              1   the work was started and failed
     │   ├── ActorLostError    1   an actor died during a call, or is dead
     │   ├── CallCycleError    1   calls of actors wait for each other
-    │   └── CallTimeoutError  1   a call of an actor was not answered in time
+    │   ├── CallTimeoutError  1   a call of an actor was not answered in time
+    │   ├── JobError          1   a job failed, died or was cancelled
+    │   └── JobTimeoutError   1   a job did not finish in the time that its caller waits
     └── LedgerError           1   a seat was taken twice, or returned without having been taken
 
 An error carries one or more `Problem`s, so that users can fix all of them at once. A code is stable: DT0xx is about
@@ -36,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,6 +60,9 @@ __all__ = [
     "Fix",
     "Given",
     "InfeasibleError",
+    "JobError",
+    "JobRefusedError",
+    "JobTimeoutError",
     "LedgerError",
     "ObjectSource",
     "PipelineError",
@@ -414,6 +420,27 @@ class CallTimeoutError(RunError, TimeoutError):
 
 class CallCycleError(RunError):
     """A call of an actor would never be answered: the slots that it waits for wait for its caller."""
+
+
+class JobError(RunError):
+    """A job failed, died or was cancelled. `job_id`, `state`, and `traceback` of its last attempt, from the worker."""
+
+    def __init__(
+        self, problems: Problem | Iterable[Problem], job_id: str = "", state: str = "", traceback: str = ""
+    ) -> None:
+        super().__init__(problems)
+        self.job_id, self.state, self.traceback = job_id, state, traceback
+
+    def __reduce__(self) -> tuple[type[JobError], tuple[Any, ...]]:
+        return type(self), (self.problems, self.job_id, self.state, self.traceback)
+
+
+class JobTimeoutError(RunError, TimeoutError):
+    """A job did not finish in the time that its caller waits. The job continues."""
+
+
+class JobRefusedError(ConfigError):
+    """A worker does not run the function of a job: it is not declared with `@dt.job` in its modules."""
 
 
 class LedgerError(DovetailError):

@@ -115,10 +115,10 @@ def cut_path(path: str, width: int) -> str:
     return path if len(path) <= width else f"…{path[len(path) - max(1, width - 1) :]}"
 
 
-def wrap_labelled(line: str, width: int) -> list[str]:
-    """A line that begins with a label of LABEL_WIDTH characters, wrapped between words and indented below the label."""
+def wrap_labelled(line: str, width: int, label_width: int = LABEL_WIDTH) -> list[str]:
+    """A line that begins with a label of `label_width` characters, wrapped between words and indented below it."""
     return textwrap.wrap(
-        line, width, subsequent_indent=" " * LABEL_WIDTH, break_long_words=False, break_on_hyphens=False
+        line, width, subsequent_indent=" " * label_width, break_long_words=False, break_on_hyphens=False
     )
 
 

@@ -70,6 +70,17 @@ class Echo:
         return bytes(count)
 
 
+class Unchecked(Echo):
+    """Has no `health`, and records the calls that it has finished."""
+
+    def hold(self, path: str) -> str:
+        Path(f"{path}.begun").touch()
+        while not Path(path).exists():
+            time.sleep(POLL_S)
+        self.record(path)
+        return path
+
+
 class Gate:
     """Methods that wait until the test creates a file."""
 
@@ -95,8 +106,16 @@ class Gate:
             raise
         return path
 
+    @dt.idempotent
+    def hold_idempotent(self, path: str) -> int:
+        self.hold(path)
+        return os.getpid()
+
     def history(self) -> tuple[list[str], list[str]]:
         return self.begun, self.cancelled
+
+    def pid(self) -> int:
+        return os.getpid()
 
     def health(self) -> str:
         return "well"

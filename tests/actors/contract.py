@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SMALL = dt.Resources(cpus=0.05)
+TOKEN = "ACTOR_TOKEN"
+"""A variable of the driver that the role `echo` gets."""
 LARGE_BYTES = 300_000_000 if LONG else 8_000_000
 
 
@@ -31,7 +33,17 @@ def make_system() -> dt.ActorSystem:
     process, node = dt.Together("process"), dt.Together("node", "node")
     return dt.ActorSystem(
         [
-            dt.Role("echo", Echo, args=(1,), kwargs={"b": 2}, workers=3, slots=4, resources=SMALL, env={"A": "1"}),
+            dt.Role(
+                "echo",
+                Echo,
+                args=(1,),
+                kwargs={"b": 2},
+                workers=3,
+                slots=4,
+                resources=SMALL,
+                env={"A": "1"},
+                env_from=[TOKEN],
+            ),
             dt.Role("gate", Gate, slots=1, resources=SMALL),
             dt.Role("gates", Gate, slots=8, resources=SMALL),
             dt.Role("single", Inside, slots=1, resources=SMALL),
@@ -72,8 +84,11 @@ class ActorContract(ActorSuite):
     @pytest.fixture(scope="class")
     @classmethod
     def live(cls, request: pytest.FixtureRequest, _classes_by_value: None) -> Iterator[dt.LiveSystem]:
-        with make_system().launch(deadline="120s", **cls.place(request)) as live:
-            yield live
+        place = cls.place(request)  # before the variable is set: a Ray that is started now would inherit it
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(TOKEN, "secret")
+            with make_system().launch(deadline="120s", **place) as live:
+                yield live
 
     @pytest.fixture
     def launch(self, request: pytest.FixtureRequest) -> Any:
@@ -96,6 +111,7 @@ class ActorContract(ActorSuite):
     def test_instances_get_the_arguments_and_variables_of_their_role(self, live: dt.LiveSystem) -> None:
         assert live.echo.all.given().result(PATIENCE_S) == [((1,), {"b": 2})] * 3
         assert live.echo.all.variable("A").result(PATIENCE_S) == ["1"] * 3
+        assert live.echo.all.variable(TOKEN).result(PATIENCE_S) == ["secret"] * 3
         assert live.asker.one.ask("echo", "variable", "A").result(PATIENCE_S) == "1"
 
     def test_an_instance_is_called_by_its_index(self, live: dt.LiveSystem) -> None:
@@ -244,6 +260,7 @@ class ActorContract(ActorSuite):
         assert second.cancel()
         with pytest.raises(CancelledError):
             second.result(PATIENCE_S)
+        live.gate.one.health().result(PATIENCE_S)  # sent after the cancellation: the worker has received that, too
         (tmp_path / "first").touch()
         assert first.result(PATIENCE_S) == str(tmp_path / "first")
         begun, _ = live.gate.one.history().result(PATIENCE_S)

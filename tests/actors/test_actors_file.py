@@ -177,6 +177,22 @@ def test_what_does_not_fit_is_reported_with_the_line_of_the_role(file: Path) -> 
     assert "no GPU" in done.stderr
 
 
+def test_values_of_the_command_line_replace_those_of_the_file(file: Path) -> None:
+    done = run_command("plan", str(file), "--cluster", CLUSTER, "--set", "roles.rollout.workers=[5, 6]", "--json")
+    assert json.loads(done.stdout)["workers"]["rollout"] == 5
+    words = ("--set", "roles.rolout.workers=3", "--set", "roles.x*.slots=2")
+    refused = run_command("plan", str(file), "--cluster", CLUSTER, *words)
+    assert refused.returncode == 2
+    assert "there is no role 'rolout' (did you mean 'rollout'?)" in refused.stderr
+    assert "fix  --set roles.rollout.workers=3" in refused.stderr
+    assert "no role matches 'x*'" in refused.stderr
+    wrong = run_command("explain", str(file), "--cluster", CLUSTER, "--set", "roles.rollout.slots=0")
+    assert wrong.returncode == 2
+    assert "fix  --set roles.rollout.slots=1" in wrong.stderr
+    unknown = run_command("plan", str(file), "--cluster", CLUSTER, "--set", "roles.rollout.slotz=2")
+    assert "fix  --set roles.rollout.slots=2" in unknown.stderr
+
+
 def test_options_and_commands_of_pipelines_are_refused_for_actors(file: Path) -> None:
     refused = run_command("plan", str(file), "--mode", "waves")
     assert (refused.returncode, "--mode cannot be used with an actors file" in refused.stderr) == (2, True)

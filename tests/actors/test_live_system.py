@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import dovetail as dt
-from dovetail.actors import live_system
+from dovetail.actors import heartbeat_monitor
 from dovetail.observe.control_socket import send_request
 from dovetail.observe.run_header import run_kind
 from waiting import PATIENCE_S, until
@@ -109,6 +110,10 @@ class Asker:
 
     def ask(self, role: str, method: str, *args: Any) -> Any:
         return getattr(self.worker.actors[role].one, method)(*args).result(PATIENCE_S)
+
+
+class DefaultAsker(Asker):
+    worker = None
 
 
 class LastAsker(Asker):
@@ -215,6 +220,11 @@ def test_roles_in_one_process_have_objects_of_their_own(in_process: None) -> Non
         assert len({row.worker for row in live.status().instances}) == 1
 
 
+def test_a_class_may_declare_its_worker_as_none(in_process: None) -> None:
+    with launch(role("asker", DefaultAsker), role("counter")) as live:
+        assert live.asker.one.ask("counter", "add").result(PATIENCE_S) == 1
+
+
 def test_a_role_is_scaled_and_the_handles_follow(in_process: None) -> None:
     with launch(role("counter", workers=(1, 3), scale=dt.Scale(1e9))) as live:
         live.scale(counter=3)
@@ -268,8 +278,9 @@ def test_the_status_shows_every_instance_and_what_it_does(live: dt.LiveSystem, t
 def test_an_instance_whose_health_is_bad_is_degraded(
     in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_system, "HEARTBEAT_S", 0.05)
-    with launch(role("frail", Frail, args=(str(tmp_path / "ill"),)), role("counter")) as live:
+    monkeypatch.setattr(heartbeat_monitor, "HEARTBEAT_S", 0.05)
+    patient = dt.Health(period="50ms", failure_threshold=1_000_000)
+    with launch(role("frail", Frail, args=(str(tmp_path / "ill"),), health=patient), role("counter")) as live:
         (tmp_path / "ill").touch()
         until(lambda: live.status().instances[0].state == "degraded", "it is degraded")
         assert live.status().instances[0].reason == "health: OSError: too hot"
@@ -279,13 +290,29 @@ def test_an_instance_whose_health_is_bad_is_degraded(
         until(lambda: live.status().state == "ready", "it has recovered")
 
 
+def test_an_instance_that_stays_unhealthy_is_restarted(
+    in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_monitor, "HEARTBEAT_S", 0.05)
+    frail = role("frail", Frail, args=(str(tmp_path / "ill"),), health=dt.Health(period="50ms", failure_threshold=2))
+    with launch(replace(frail, restart=dt.Restart(limit=1_000_000, backoff="10ms"))) as live:
+        (tmp_path / "ill").touch()
+        until(lambda: live.status().instances[0].restarts > 0, "it is restarted")
+        (tmp_path / "ill").unlink()
+        until(lambda: live.status().state == "ready", "it has recovered")
+        assert live.status().instances[0].incarnation > 1
+    journal = (live.folder / "events.jsonl").read_text()
+    assert "frail[0] is degraded: health: OSError: too hot" in journal
+    assert "frail[0] died: not healthy: health: OSError: too hot; 2 health checks in succession failed" in journal
+
+
 def test_the_control_socket_answers_with_the_status_and_scales(in_process: None) -> None:
     with launch(role("counter", workers=(1, 3), scale=dt.Scale(1e9))) as live:
         found = send_request(live.folder, "status")["status"]
         assert [(row["role"], row["state"]) for row in found["instances"]] == [("counter", "ready")]
         send_request(live.folder, "scale", workers={"counter": 2})
         assert live.counts() == {"counter": 2}
-        with pytest.raises(dt.DovetailError, match="1 to 3 workers"):
+        with pytest.raises(dt.DovetailError, match=r"(?s)DT524.*1 to 3 workers"):
             send_request(live.folder, "scale", workers={"counter": 9})
 
 
@@ -317,6 +344,21 @@ def test_a_system_waits_for_others_until_its_deadline_and_names_its_roles(in_pro
             launch(role("second", resources=most), wait=False)
         with pytest.raises(dt.InfeasibleError, match="hold too much"):
             launch(role("second", resources=most), deadline="300ms")
+
+
+def test_a_fragmented_cluster_is_named_as_the_reason(in_process: None) -> None:
+    """Once by the plan of the system, once by what another system uses."""
+    filler = role("filler", workers=3, spread=True, resources=dt.Resources(cpus=3))
+    large = role("large", resources=dt.Resources(cpus=2))
+    with pytest.raises(dt.InfeasibleError, match=r"(?s)'large'.*3 CPUs are free, but as 1 \+ 1 \+ 1"):
+        launch(filler, large, cluster="3x(4cpu, 8GB)")
+    with (
+        launch(filler, cluster="3x(4cpu, 8GB)"),
+        pytest.raises(
+            dt.InfeasibleError, match=r"(?s)3 CPUs are not in use, but as 1 \+ 1 \+ 1.*large: 1 x \(2 CPUs\)"
+        ),
+    ):
+        launch(large, cluster="3x(4cpu, 8GB)", wait=False)
 
 
 def test_calls_after_a_stop_are_refused(in_process: None) -> None:

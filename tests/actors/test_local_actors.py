@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import dovetail as dt
+from actors.actor_classes import Gate
 from actors.contract import ActorContract
 from actors.fault_contract import FaultContract
 from runtime.aids import CLUSTER, Script, is_there
-from waiting import LONG, until
+from waiting import LONG, PATIENCE_S, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +46,25 @@ live = system.launch(**json.loads(os.environ["PLACE"]))
 print("PIDS", json.dumps(live.echo.all.pid().result(60)), "", flush=True)
 time.sleep(600)
 """
+
+
+@pytest.mark.time_limit
+@pytest.mark.usefixtures("by_value")
+def test_a_role_reaches_its_target_within_three_decisions(tmp_path: Path) -> None:
+    """The first decision waits for a second signal, the second adds all workers, the third keeps them."""
+    gate = tmp_path / "gate"
+    scale = dt.Scale(2.0, interval="100ms", cooldown="1h")
+    role = dt.Role("gate", Gate, workers=(1, 4), slots=10, scale=scale, resources=dt.Resources(cpus=0.05))
+    with dt.ActorSystem([role]).launch(cluster=CLUSTER, run_dir=tmp_path / "run") as live:
+        held = [live.gate[0].hold_async(str(gate)) for _ in range(6)]
+        until(lambda: [row.state for row in live.status().instances] == ["ready"] * 3, "there are three instances")
+        gate.touch()
+        assert [one.result(PATIENCE_S) for one in held] == [str(gate)] * 6
+    changes = [
+        line for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines() if '"what":"scale"' in line
+    ]
+    assert len(changes) == 1
+    assert "1 -> 3 instances" in changes[0]
 
 
 @pytest.mark.time_limit

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 import dovetail as dt
+from actors.actor_classes import Gate
 from engines.ray_runs import only
 from ray_aids import RESTORED_S, add_node, patiently, until_available_is
-from waiting import PATIENCE_S, until
+from runtime.aids import command_of, is_there
+from waiting import LONG, PATIENCE_S, until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ray_aids import FakeCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
@@ -49,6 +56,46 @@ def test_the_instances_of_a_lost_node_are_restarted_on_another(
             until(lambda: live.status().state == "ready", "the system is whole again")
             assert live.other.one.ask(moved).result(PATIENCE_S) == stays
     until_available_is(ray_cluster, before, patiently(RESTORED_S))
+
+
+@pytest.mark.long
+def test_the_result_of_an_agent_that_was_stopped_until_it_counted_as_lost_is_refused(
+    ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = ray_cluster.available()
+    only(ray_cluster, monkeypatch, "d")
+    gate = tmp_path / "gate"
+    held = dt.Role("gate", Gate, resources=SMALL, restart=dt.Restart(backoff="100ms", limit=100))
+    with dt.ActorSystem([held]).launch(f"ray:{ray_cluster.address}", deadline=PATIENCE_S) as live:
+        pid = live.gate.one.pid().result(PATIENCE_S)
+        agent = next(one for one in psutil.Process(pid).parents() if "ray::" in command_of(one.pid))
+        late = live.gate.one.hold(str(gate))
+        until((tmp_path / "gate.begun").exists, "the call is inside")
+        agent.suspend()
+        gate.touch()  # its worker answers at once, to the agent
+        until(lambda: live.status().instances[0].incarnation > 1, "it is started again")
+        with suppress(psutil.NoSuchProcess):
+            agent.resume()
+        with pytest.raises(dt.ActorLostError, match=r"gate\[0\]"):
+            late.result(PATIENCE_S)
+        assert live.gate.one.pid().result(PATIENCE_S) != pid
+        until(lambda: not is_there(pid), "the earlier process has ended")
+    until_available_is(ray_cluster, before, patiently(RESTORED_S))
+
+
+def test_a_fragmented_cluster_is_named_as_the_reason(ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ray_cluster.available()
+    only(ray_cluster, monkeypatch, "a", "d")
+    roles = [
+        dt.Role("filler", Place, workers=2, spread=True, resources=dt.Resources(cpus=3)),
+        dt.Role("large", Place, resources=dt.Resources(cpus=2)),
+    ]
+    began = time.monotonic()
+    with pytest.raises(dt.InfeasibleError, match=r"(?s)'large'.*2 CPUs are free, but as 1 \+ 1"):
+        dt.ActorSystem(roles).launch(f"ray:{ray_cluster.address}", deadline=PATIENCE_S)
+    if LONG:
+        assert time.monotonic() - began < 2
+    assert ray_cluster.available() == before
 
 
 def test_a_system_that_fails_to_start_leaves_nothing_reserved(

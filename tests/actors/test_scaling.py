@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +14,6 @@ from hypothesis import strategies as st
 
 from dovetail.actors.role import Scale
 from dovetail.actors.scaling import Scaler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HOUR_S = 3600.0
 
@@ -87,42 +87,85 @@ def test_a_backlog_means_more_workers() -> None:
     assert decisions[1].reason == "queue_depth 250, target 100: 4 -> 10 workers"
 
 
-def test_a_trajectory_pool_with_a_trainer_comes_to_rest() -> None:
-    """Rollouts fill a pool of 1,000 trajectories, 10 a second each; the trainer takes 75 a second: 7.5 rollouts."""
+Load = Callable[[float], float]
+
+
+def pool(per_worker: float, taken: Load, capacity: float, *, is_flag: bool = False) -> Callable[[float, int], float]:
+    """Rollouts fill a pool, a trainer empties it. The signal is the filled share, or whether it is full."""
     filled = 0.0
 
-    def fill(_now: float, workers: int) -> float:
+    def fill(now: float, workers: int) -> float:
         nonlocal filled
-        filled = min(1000.0, max(0.0, filled + (10 * workers - 75) * 5.0))
-        return filled / 1000
+        filled = min(capacity, max(0.0, filled + (per_worker * workers - taken(now)) * 5.0))
+        return filled >= capacity if is_flag else filled / capacity
 
-    scaler = Scaler(Scale(target=0.5, signal=fill, inverse=True), (1, 64))
-    changes = simulate(scaler, fill, workers=1)
-    assert {workers for at, workers in changes if at > 300} <= {7, 8, 9}
-    assert len([at for at, _ in changes if at > HOUR_S / 2]) <= 4
+    return fill
 
 
-def test_a_signal_without_a_middle_does_not_flap() -> None:
-    """More than 7 workers fill the pool at once, fewer empty it at once."""
-    scaler = Scaler(Scale(target=0.5, signal="is_full", inverse=True), (1, 64))
-    changes = simulate(scaler, lambda _now, workers: float(workers > 7), workers=1)
-    assert len([at for at, _ in changes if at > 300]) <= 6
-    assert changes[-1][1] in (7, 8)
+def queue(per_worker: float, arriving: Load) -> Callable[[float, int], float]:
+    """The items that wait; the number that arrives varies by 30 %."""
+    waiting = 0.0
+    random = Random(0)
+
+    def depth(now: float, workers: int) -> float:
+        nonlocal waiting
+        for _ in range(5):
+            arrived = arriving(now) * (1 + 0.3 * random.uniform(-1, 1))
+            waiting = max(0.0, waiting + arrived - per_worker * workers)
+        return waiting
+
+    return depth
 
 
-def test_a_queue_with_constant_arrivals_comes_to_rest() -> None:
-    """30 items arrive per second, a worker handles 4; no whole number of workers keeps the queue as it is."""
-    queue = 500.0
+def open_calls(per_worker: float, arriving: Load) -> Callable[[float, int], float]:
+    """Outstanding calls per worker if callers do not wait for their answers."""
+    waiting = queue(per_worker, arriving)
+    return lambda now, workers: (waiting(now, workers) + arriving(now) / per_worker) / workers
 
-    def depth(_now: float, workers: int) -> float:
-        nonlocal queue
-        queue = max(0.0, queue + (30 - 4 * workers) * 5.0)
-        return queue
 
-    scaler = Scaler(Scale(target=50, signal="queue_depth"), (1, 32))
-    late = [workers for at, workers in simulate(scaler, depth, workers=1) if at > HOUR_S / 2]
-    assert len(late) <= 5
-    assert set(late) <= set(range(6, 13))
+def constant(load: float) -> Load:
+    return lambda _now: load
+
+
+FULL = Scale(target=0.5, signal="is_full", inverse=True)
+FILL = Scale(target=0.5, signal="fill", inverse=True)
+DEPTH = Scale(target=50, signal="queue_depth")
+
+
+@pytest.mark.parametrize("start", [1, 12])
+@pytest.mark.parametrize(
+    ("scale", "signal", "load", "per_worker"),
+    [
+        *((FILL, partial(pool, capacity=capacity), load, 10) for capacity in (200, 5000) for load in (33, 70, 75)),
+        *((FULL, partial(pool, capacity=1000, is_flag=True), load, 10) for load in (33, 70, 75)),
+        *((DEPTH, queue, load, 4) for load in (6, 30, 31.9)),
+        *((Scale(target=4), open_calls, load, 4) for load in (6, 30, 31.9)),
+    ],
+)
+def test_where_no_number_of_workers_keeps_the_signal_at_its_target_the_next_higher_one_is_kept(
+    start: int, scale: Scale, signal: Any, load: float, per_worker: float
+) -> None:
+    """Levels rise with one number of workers and fall with the next one: of an hour with a constant load, the number is
+    searched for at most half an hour, and then kept."""
+    changes = simulate(Scaler(scale, (1, 16)), signal(per_worker, constant(load)), start)
+    assert changes[-1][0] < HOUR_S / 2
+    assert load / per_worker <= changes[-1][1] <= load / per_worker + 2
+
+
+@pytest.mark.parametrize(
+    ("scale", "signal", "per_worker"),
+    [(FILL, partial(pool, capacity=1000), 10), (DEPTH, queue, 4), (Scale(target=4), open_calls, 4)],
+)
+def test_after_a_search_the_number_follows_a_higher_load_at_once_and_a_lower_one_within_two_hours(
+    scale: Scale, signal: Any, per_worker: float
+) -> None:
+    def load(now: float) -> float:
+        return per_worker * (7.5 if now < HOUR_S else 15.5 if now < 2 * HOUR_S else 3.5)
+
+    changes = simulate(Scaler(scale, (1, 32)), signal(per_worker, load), 1, 4 * HOUR_S)
+    assert any(workers >= 16 and at < HOUR_S + 300 for at, workers in changes if at >= HOUR_S)
+    assert [workers for at, workers in changes if at < 2 * HOUR_S][-1] <= 28
+    assert 4 <= changes[-1][1] <= 6
 
 
 def test_gangs_and_bundles_are_added_and_removed_whole() -> None:

@@ -93,7 +93,7 @@ def test_constant_load_does_not_flap_for_an_hour() -> None:
     assert result.changes[-1].after in (5, 6, 7)  # 24 calls at a time, 4 per instance
 
 
-@pytest.mark.parametrize(("signal", "expected"), [("pool.fill", {3, 4, 5}), ("pool.is_full", set(range(6, 12)))])
+@pytest.mark.parametrize(("signal", "expected"), [("pool.fill", {3, 4, 5}), ("pool.is_full", {7, 8, 9})])
 def test_a_full_pool_means_fewer_rollouts(signal: str, expected: set[int]) -> None:
     """A rollout adds 2 trajectories in 5 s, the trainer takes 7: 3.5 rollouts keep the pool as it is, with 7 it is
     full half of the time."""
@@ -115,9 +115,8 @@ def test_a_full_pool_means_fewer_rollouts(signal: str, expected: set[int]) -> No
         stores={"pool": {"capacity": 80, "adds": {"pool.put": 1}, "takes": {"pool.take": 7}}},
         duration="1h",
     ).simulate(MACHINE)
-    late = [change for change in result.changes if change.at_s > 1800]
-    assert len(late) <= 4
-    assert {result.changes[-1].after, *(change.after for change in late)} <= expected
+    assert result.changes[-1].at_s < 1800
+    assert result.changes[-1].after in expected
     assert any(change.after < change.before for change in result.changes)
 
 

@@ -31,6 +31,7 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.seat import Seat
 
 if TYPE_CHECKING:
+    from dovetail.actors.health import HealthChecked
     from dovetail.control.commands import Command
     from dovetail.control.events import Event
 
@@ -60,7 +61,7 @@ class Rig:
         self.notes: list[Note] = []
         self.step()
 
-    def step(self, *events: Event) -> list[Command]:
+    def step(self, *events: Event | HealthChecked) -> list[Command]:
         commands = self.controller.step(self.now, events)
         for command in commands:
             if isinstance(command, StartWorker):
@@ -205,6 +206,27 @@ def test_an_instance_that_is_never_restarted_stays_dead() -> None:
     assert rig.controller.wake_at() is None
 
 
+def test_out_of_memory_is_named_as_the_cause_of_a_death() -> None:
+    rig = Rig(role("a", restart="never"))
+    rig.launch()
+    rig.lose(rig.worker("a"), LossCause.OUT_OF_MEMORY, "it used 9GB of the 8GB that it requested")
+    reason = rig.controller.directory.roles["a"].instances[0].reason
+    assert reason == "out of memory: it used 9GB of the 8GB that it requested; restart is 'never'"
+    assert any(reason.split(";")[0] in note.text for note in rig.notes)
+
+
+def test_a_restarted_gang_has_the_same_rendezvous_seed_and_no_other_gang_has_it() -> None:
+    rig = Rig(role("a", ranks=2, workers=2, restart=dt.Restart(backoff="1s")), role("b"))
+    rig.launch()
+    seeds = [rig.alive[rig.worker("a", index)].rendezvous_seed for index in (0, 1)]
+    assert 0 not in seeds
+    assert seeds[0] != seeds[1]
+    assert rig.alive[rig.worker("b")].rendezvous_seed == 0
+    rig.lose(rig.worker("a"))
+    rig.pass_time(1.0)
+    assert rig.alive[rig.worker("a")].rendezvous_seed == seeds[0]
+
+
 def test_the_death_of_an_instance_may_fail_the_system() -> None:
     rig = Rig(role("a", restart="fail"), role("b"))
     rig.launch()
@@ -319,7 +341,7 @@ def test_without_room_an_instance_waits_until_a_node_joins() -> None:
     node = rig.alive[rig.worker("a", 0)].seats[0].node
     rig.lose(rig.worker("a", 0), LossCause.NODE_LOST, "")
     rig.step(NodeLeft(node))
-    assert rig.pass_time(1.0) == []
+    assert started(rig.pass_time(1.0)) == []
     assert "no node has room" in rig.reason("a", 0)
     rig.step(NodeJoined(Cluster.of("3x(4cpu)").nodes[2]))
     rig.pass_time(1.0)

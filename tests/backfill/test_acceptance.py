@@ -283,6 +283,30 @@ def test_a_row_that_leaves_its_process_broken_costs_no_other_row(tmp_path: Path,
     assert not left_over(uri)
 
 
+@pytest.mark.parametrize("function", [fns.FailsFrom, fns.arrays_that_fail])
+@pytest.mark.parametrize("fragment_rows", [1000, 150])
+def test_a_row_after_which_all_rows_fail_costs_no_other_row(
+    tmp_path: Path, function: dt.Udf, fragment_rows: int
+) -> None:
+    uri = made(tmp_path, 1000, fragment_rows)
+    filled = dt.table(uri).backfill("n", function, cluster=HALF, on_error="skip")
+    assert by_id(uri, "n") == twice(range(1000), [fns.BAD])
+    assert filled.errors == 1
+    (error,) = dt.table(uri).errors("n")
+    assert (error.fragment * fragment_rows + error.offset, error.error) == (fns.BAD, "ValueError")
+    assert not left_over(uri)
+
+
+@pytest.mark.processes
+def test_bad_rows_in_succession_cost_no_worker(tmp_path: Path) -> None:
+    uri = made(tmp_path, 1000, 1000)
+    filled = dt.table(uri).backfill("n", fns.worker_of_good_rows, cluster=HALF, on_error="skip")
+    assert filled.errors == len(fns.BAD_ROWS)
+    workers = by_id(uri, "n")
+    assert [row for row, worker in workers.items() if worker is None] == fns.BAD_ROWS
+    assert len({worker for worker in workers.values() if worker is not None}) == 1
+
+
 @pytest.mark.processes
 def test_a_row_that_kills_the_worker_of_a_function_of_arrays_is_isolated(tmp_path: Path) -> None:
     uri = made(tmp_path, 1000, 1000)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.ray
 
-ROWS, EACH, MS = 6_000, 500, 2
+ROWS, EACH, MS = (6_000, 500, 2) if LONG else (2_400, 200, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,11 @@ def test_a_node_that_is_removed_in_the_midst_of_it_loses_no_row(ray_cluster: Fak
     with add_node(ray_cluster, labels={"fake": "d"}) as leaves, ThreadPoolExecutor() as pool:
         function = doubled_where(nodes, MS / 1000, tmp_path / "go")
         future: Future[dt.BackfillResult] = pool.submit(
-            dt.table(uri).backfill, "n", function, engine=f"ray:{ray_cluster.address}", commit_every="1s"
+            dt.table(uri).backfill,
+            "n",
+            function,
+            engine=f"ray:{ray_cluster.address}",
+            commit_every="1s" if LONG else "300ms",
         )
         both = {ray_cluster.nodes["d"].dovetail_name, leaves.dovetail_name}
         until(lambda: both <= {path.name for path in nodes.iterdir()} or future.done(), "both nodes work")

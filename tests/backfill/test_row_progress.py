@@ -22,6 +22,7 @@ from dovetail.backfill.store import Store
 from dovetail.cli.backfill_surface import BackfillSurface
 from dovetail.errors import Call, Text
 from dovetail.observe.history import RunHistory
+from dovetail.observe.run_folder import find_run
 from dovetail.observe.summary import summarize_run
 from waiting import until
 
@@ -64,6 +65,16 @@ def test_the_status_of_a_backfill_shows_rows_failed_rows_table_and_column(tmp_pa
     assert lines[0].startswith("t.n: finished after ")
     assert lines[1] == "  1000 of 1000 rows in, 999 out, 1 failed"
     assert lines[-1] == f"next        dovetail errors {filled.folder.name}"
+
+
+def test_the_result_of_a_backfill_names_its_run(tmp_path: Path) -> None:
+    table = dt.table(made(tmp_path, 10, 10))
+    (tmp_path / "bad").unlink(missing_ok=True)
+    filled = table.backfill("n", brittle(tmp_path), cluster=HALF)
+    (line,) = [line for line in str(filled).splitlines() if line.startswith("next")]
+    assert filled.folder is not None
+    assert line.split() == ["next", "dovetail", "status", filled.folder.name]
+    assert find_run(line.split()[-1]).path == filled.folder
 
 
 def test_the_history_shows_the_progress_of_a_running_backfill(tmp_path: Path) -> None:

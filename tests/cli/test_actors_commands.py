@@ -49,7 +49,8 @@ def actors(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.time_limit
 def test_a_system_in_the_background_is_listed_shown_scaled_and_stopped(folder: Path) -> None:
     home = str(folder / "home")
-    up = run_process("actors", "up", "actors.yaml", "--cluster", CLUSTER, "--detach", cwd=folder, DOVETAIL_HOME=home)
+    words = ("--cluster", CLUSTER, "--set", "roles.rollout.workers=[1, 2]", "--detach")
+    up = run_process("actors", "up", "actors.yaml", *words, cwd=folder, DOVETAIL_HOME=home)
     assert up.returncode == 0, up.stderr
     run = up.stdout.strip()
     assert "dovetail actors down" in up.stderr
@@ -69,7 +70,11 @@ def test_a_system_in_the_background_is_listed_shown_scaled_and_stopped(folder: P
         assert [row["index"] for row in rows if row["role"] == "rollout"] == [0, 1]
         refused = actors(folder, "scale", "rl", "rolout=2", "rollout=9")
         assert refused.returncode == 2
-        assert "there is no role 'rolout' (did you mean 'rollout'?); rollout=9" in refused.stderr
+        assert "error[DT524]" in refused.stderr
+        assert (
+            "there is no role 'rolout' (did you mean 'rollout'?); rollout=9: role 'rollout' has 1 to 2"
+            in refused.stderr
+        )
         until(lambda: "hello from rollout 1" in actors(folder, "logs", "rl", "rollout").stdout, "it has printed")
         assert "hello from trainer 0" in actors(folder, "logs", "rl", "pool").stdout, "they share a process"
         assert "hello from rollout" not in actors(folder, "logs", "rl", "pool").stdout

@@ -8,13 +8,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 import dovetail
 from command import run_command as run
-from dovetail.cli import COMMANDS
+from dovetail.cli import COMMANDS, command_line, with_color_first
 from dovetail.cli.commands_page import commands_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VIDEO = str(Path(__file__).parents[2] / "examples" / "video.yaml")
 FRESH = """
@@ -212,18 +217,38 @@ def test_every_command_has_an_example_in_its_help() -> None:
         assert "xample" in run(*command, "--help").stdout, command
 
 
+def help_pages(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    """Path and help page, in a terminal of 80 columns, of a command and of those inside it."""
+    yield context.command_path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from help_pages(inner, click.Context(inner, context, name, terminal_width=80))
+
+
+def test_every_help_page_fits_80_columns() -> None:
+    pages = dict(help_pages(command_line, click.Context(command_line, info_name="dovetail", terminal_width=80)))
+    assert {"dovetail", "dovetail backfill run", "dovetail jobs submit"} <= set(pages)
+    too_long = [f"{path}: {line}" for path, text in pages.items() for line in text.splitlines() if len(line) > 80]
+    assert too_long == []
+
+
 def test_every_command_that_reports_something_can_do_it_as_json() -> None:
-    prints_files = {"completion", "demo", "report", "schema", "serve", "trace"}
-    groups = {"actors", "backfill", "cluster", "profile", "recipe"}
+    prints_files = {"completion", "demo", "report", "schema", "serve", "trace", "worker"}
+    groups = {"actors", "backfill", "cluster", "export", "jobs", "profile", "recipe"}
     commands: list[tuple[str, ...]] = [(name,) for name in COMMANDS if name not in prints_files | groups]
     commands += [
         ("actors", "ls"),
         ("actors", "status"),
         ("cluster", "show"),
+        ("export", "compose"),
+        ("export", "kubernetes"),
         ("profile", "ls"),
         ("profile", "show"),
         ("profile", "forget"),
         ("recipe", "advise"),
+        *(("jobs", name) for name in ("submit", "ls", "show", "cancel", "dead", "requeue", "purge", "stats", "watch")),
     ]
     without = [command for command in commands if "--json" not in run(*command, "--help").stdout]
     assert without == []
@@ -265,6 +290,7 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
         "run": ["r.yaml", *cluster, "--dry-run"],
         "recipe": ["advise", *cluster],
         "schema": ["recipe"],
+        "export": ["kubernetes", "--app", "tasks", "--gpus", "1"],
         "init": ["recipe", "my-recipe"],
         "completion": ["bash"],
         "drain": ["nothing"],
@@ -273,6 +299,8 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
         "backfill": ["--help"],  # other tests run these three in processes
         "demo": ["--help"],
         "serve": ["--help"],
+        "jobs": ["ls", "--queue-url", "sqlite:///none.db"],
+        "worker": ["--queue", "sqlite:///none.db"],
     }
     assert sorted(commands) == sorted(COMMANDS)
     ran = subprocess.run(
@@ -286,7 +314,9 @@ def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
     )
     assert "Traceback" not in ran.stderr
     ended = {name: int(code) for code, name in re.findall(r"^exit code (\d+): (\w+)$", ran.stdout, re.MULTILINE)}
-    assert ended == {name: 2 if name in ("drain", "cancel", "rm") else 0 for name in commands}, ran.stderr
+    assert ended == {name: 2 if name in ("drain", "cancel", "rm", "jobs", "worker") else 0 for name in commands}, (
+        ran.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,7 +333,20 @@ def test_colour_is_chosen_for_the_whole_command_line(
 ) -> None:
     for name, value in ({"NO_COLOR": ""} | variables).items():
         monkeypatch.setenv(name, value)
-    found = run(*options, "cluster", "show", "4x(")
-    assert found.returncode == 2
-    assert ("\x1b[31m\x1b[1merror[DT0" in found.stderr) is coloured
-    assert ("\x1b" in found.stderr) is coloured
+    for arguments in ((*options, "cluster", "show", "4x("), ("cluster", "show", "4x(", *options)):
+        found = run(*arguments)
+        assert found.returncode == 2
+        assert ("\x1b[31m\x1b[1merror[DT0" in found.stderr) is coloured
+        assert ("\x1b" in found.stderr) is coloured
+
+
+def test_color_is_an_option_of_all_commands() -> None:
+    assert with_color_first(["status", "--color", "never", "x"]) == ["--color", "never", "status", "x"]
+    assert with_color_first(["status", "--color=never", "--", "--color"]) == [
+        "--color=never",
+        "status",
+        "--",
+        "--color",
+    ]
+    assert run("status", "--color", "blue").stderr.count("Invalid value for '--color'") == 1
+    assert run("status", "--color").returncode == 2

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from command import like_a_process, run_command, text_of
 from dovetail.cli.project_templates import PROJECT_KINDS, project_files
 from dovetail.pipeline.pipeline import Pipeline
-
-if TYPE_CHECKING:
-    import subprocess
 
 
 def init(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -84,6 +83,28 @@ def test_the_actors_project_runs(tmp_path: Path) -> None:
     assert "the best guess is 7\n" in shown[1]
     assert shown[-2].startswith("rollout: ")
     assert "calls of clients answered" in shown[-1]
+
+
+@pytest.mark.processes
+@pytest.mark.time_limit
+def test_the_jobs_project_runs(tmp_path: Path) -> None:
+    assert init(tmp_path, "jobs").stderr.splitlines()[-1] == "Next:  cd jobs && dovetail worker --app tasks"
+    folder = tmp_path / "jobs"
+    first, *commands, last = commands_of((folder / "README.md").read_text())
+    assert (first[-1], last[0]) == ("&", "curl")
+    program = [sys.executable, "-m", *first[:-1], "--port", "0", "--resources", "2cpu, 2GB"]
+    env = os.environ | {"DOVETAIL_HOME": str(folder / "home")}
+    with subprocess.Popen(program, cwd=folder, env=env, stderr=subprocess.DEVNULL) as worker:
+        try:
+            shown = [run_in(folder, words) for words in commands]
+        finally:
+            worker.kill()
+    assert "the best: {'rate': 0.5" in shown[0]
+    assert shown[1].count("succeeded") == 4
+    assert "tasks:best(" in shown[2]
+    assert json.loads(shown[3])["rate"] == 0.2
+    assert "epoch 20: loss" in shown[4]
+    assert shown[5].splitlines()[1].split()[:4] == ["default", "0", "0", "5"]
 
 
 @pytest.mark.parametrize("kind", PROJECT_KINDS)

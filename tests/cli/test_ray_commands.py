@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "jobs", processes=True)  # a command on Ray would attach this process
+    return Place(tmp_path / "jobs")
 
 
 def test_cluster_show_lists_usage_and_holders(ray_cluster: FakeCluster, place: Place, tmp_path: Path) -> None:
@@ -64,7 +64,8 @@ def test_a_request_that_no_node_can_meet_is_reported_in_the_words_of_the_file(
 
 
 def test_a_run_on_ray_is_asked_for_by_name(ray_cluster: FakeCluster, place: Place) -> None:
-    done = place.run("run", "p.yaml", "--engine", f"ray:{ray_cluster.address}", "--share", "0.5", "--env-from", "HOME")
+    words = ("--engine", f"ray:{ray_cluster.address}", "--share", "0.5", "--env-from", "HOME")
+    done = place.run_process("run", "p.yaml", *words)
     assert done.returncode == 0, done.stderr
     assert len(place.result()) == 20
     asked = json.loads((place.runs()[0] / "run.json").read_text())["more"]["asked"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import pytest
 
 from command import run_command
+from dovetail.control.commands import Note
 from observe.made import recorded, recorder
 
 if TYPE_CHECKING:
@@ -128,6 +130,21 @@ def test_a_run_is_shown_by_id_beginning_or_folder(home: Path, name: str) -> None
     assert "errors/errors.jsonl" in shown.stderr
     assert "folder" not in shown.stdout
     assert "\x1b" not in shown.stdout
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_decisions_and_errors_fit_the_terminal(home: Path, width: int) -> None:
+    words = f"a limits the pipeline: {', '.join(f'{layout} layouts were compared' for layout in range(8))}"
+    events = recorder(home / "runs" / "long")
+    events.on_step(0.0, [], [Note("decision", words), Note("error", words)])
+    events.close(1.0)
+    lines = run_command("status", "long", DOVETAIL_HOME=str(home), COLUMNS=str(width)).stdout.splitlines()
+    for title in ("decisions", "errors"):
+        first = lines.index(title) + 1
+        wrapped = [lines[first], *takewhile(lambda line: line.startswith(16 * " "), lines[first + 1 :])]
+        assert len(wrapped) > 1
+        assert max(map(len, wrapped)) <= width
+        assert " ".join(line.strip() for line in wrapped) == f"0.0 s  {words}"
 
 
 def test_the_status_as_json_is_the_summary(home: Path) -> None:

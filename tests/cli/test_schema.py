@@ -58,7 +58,6 @@ def test_an_unknown_kind_of_file_is_a_usage_error() -> None:
 
 def test_the_help_explains_the_use_in_an_editor() -> None:
     shown = CliRunner().invoke(schema, ["--help"]).stdout
-    setting = next(line for line in shown.splitlines() if "yaml.schemas" in line)
-    assert json.loads(setting) == {
+    assert json.JSONDecoder().raw_decode(shown[shown.index('{"yaml') :])[0] == {
         "yaml.schemas": {"./pipeline.schema.json": ["pipeline.yaml", "*.pipeline.yaml"]},
     }

@@ -11,8 +11,7 @@ from dovetail.control.lifecycle import (
     LEGAL_WORKER_MOVES,
     RunState,
     WorkerState,
-    checked_run_move,
-    checked_worker_move,
+    checked_move,
 )
 
 
@@ -34,14 +33,14 @@ def test_every_state_leads_to_a_final_state() -> None:
 
 @pytest.mark.parametrize("state", [state for state in WorkerState if state not in FINAL_WORKER_STATES])
 def test_every_live_worker_can_be_lost(state: WorkerState) -> None:
-    assert checked_worker_move(state, WorkerState.LOST, 1) is WorkerState.LOST
+    assert checked_move(LEGAL_WORKER_MOVES, state, WorkerState.LOST, "worker 1") is WorkerState.LOST
 
 
 def test_an_illegal_move_names_the_object_and_the_states() -> None:
     with pytest.raises(AssertionError, match="worker 7: lost -> ready"):
-        checked_worker_move(WorkerState.LOST, WorkerState.READY, 7)
+        checked_move(LEGAL_WORKER_MOVES, WorkerState.LOST, WorkerState.READY, "worker 7")
     with pytest.raises(AssertionError, match="run: finished -> running"):
-        checked_run_move(RunState.FINISHED, RunState.RUNNING)
+        checked_move(LEGAL_RUN_MOVES, RunState.FINISHED, RunState.RUNNING, "run")
 
 
 def test_a_drain_can_be_cancelled_and_a_stop_cannot() -> None:

@@ -19,6 +19,7 @@ from dovetail.control.commands import Cancel, HostedObject, RunBatches, StartWor
 from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesDone, LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.control.payload import PartFileRange
+from dovetail.engines.local.call_body import PIECE_BYTES, load_portable, pack_portable
 from dovetail.engines.local.code_pickle import PickledWork, pickle_hosted
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.local.worker_environment import (
@@ -108,10 +109,10 @@ class Scene:
         found: WorkerLost = self.wait_for(engine, WorkerLost, worker)
         return found
 
-    def answer(self, future: Future[tuple[bool, bytes]]) -> tuple[bool, Any]:
+    def answer(self, future: Future[tuple[bool, list[bytes]]]) -> tuple[bool, Any]:
         self.until(future.done, "the call is answered")
-        fine, body = future.result(0)
-        return fine, pickle.loads(body)
+        fine, pieces = future.result(0)
+        return fine, load_portable(pieces)
 
 
 @pytest.fixture
@@ -428,8 +429,8 @@ class Talks:
 TALKS = HostedObject("it", Talks)
 
 
-def arguments(*args: Any, **named: Any) -> bytes:
-    return pickle.dumps((args, named))
+def arguments(*args: Any, **named: Any) -> list[bytes]:
+    return pack_portable((args, named))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -440,22 +441,47 @@ def test_a_call_to_another_node_is_forwarded_without_unpickling(scene: Scene, at
     scene.ready(b, 2, TALKS)
     asked: list[tuple[Any, ...]] = []
 
-    def pass_on(token: int, number: int, worker: int, hosted: str, method: str, body: bytes, rank: int) -> None:
-        asked.append((worker, hosted, method, type(body), rank))
+    def pass_on(token: int, number: int, worker: int, hosted: str, method: str, pieces: list[bytes], rank: int) -> None:
+        asked.append((worker, hosted, method, len(pieces), rank))
         if at_once:
-            a.answer_foreign_call(token, number, True, pickle.dumps("at once"))
+            a.answer_foreign_call(token, number, True, pack_portable("at once"))
             return
-        future = b.call_pickled(worker, hosted, method, body)
+        future = b.call_pickled(worker, hosted, method, pieces)
         future.add_done_callback(lambda done: a.answer_foreign_call(token, number, *done.result(0)))
 
     a.on_foreign_call = pass_on
     said = "at once" if at_once else "2:hello"
     assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, text="hello"))) == (True, said)
-    assert asked == [(2, "it", "hear", bytes, 0)]
+    assert asked == [(2, "it", "hear", 1, 0)]
     if not at_once:
         assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "bad"))) == (True, "ValueError: bad word")
         (_, said) = scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "die")))
         assert said == "WorkerLostError: worker 2 is gone"
+
+
+def test_large_arguments_and_results_are_forwarded_in_pieces(scene: Scene) -> None:
+    a, b = scene.agent(), scene.agent()
+    scene.ready(a, 1, TALKS)
+    scene.ready(b, 2, TALKS)
+    sizes: list[list[int]] = []
+
+    def pass_on(
+        token: int, number: int, worker: int, hosted: str, method: str, pieces: list[bytes], _rank: int
+    ) -> None:
+        def answer(done: Future[tuple[bool, list[bytes]]]) -> None:
+            fine, found = done.result(0)
+            sizes.append([len(piece) for piece in found])
+            a.answer_foreign_call(token, number, fine, found)
+
+        sizes.append([len(piece) for piece in pieces])
+        b.call_pickled(worker, hosted, method, pieces).add_done_callback(answer)
+
+    a.on_foreign_call = pass_on
+    text = "ab" * (PIECE_BYTES - 7)
+    assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, text))) == (True, f"2:{text}")
+    for pieces in sizes:
+        assert max(pieces) == PIECE_BYTES
+        assert len(text) < sum(pieces) < len(text) + 1000
 
 
 def test_a_call_to_a_worker_of_the_same_node_is_not_forwarded(scene: Scene) -> None:
@@ -481,7 +507,7 @@ def test_a_call_to_a_gang_goes_to_the_node_of_its_first_rank(scene: Scene) -> No
 
     def pass_on(token: int, number: int, worker: int, *_: object) -> None:
         asked.append(worker)
-        engine.answer_foreign_call(token, number, True, pickle.dumps("from rank 0"))
+        engine.answer_foreign_call(token, number, True, pack_portable("from rank 0"))
 
     engine.on_foreign_call = pass_on
     scene.ready(engine, 1, TALKS)
@@ -521,7 +547,7 @@ def test_calls_and_answers_between_two_polls_are_sent_at_once(scene: Scene) -> N
     call = engine.call_pickled(1, "it", "ask", arguments(2, "x"))
     call.add_done_callback(lambda _: engine.nudge())
     engine.poll(PATIENCE_S)
-    engine.answer_foreign_call(*tokens[0], True, pickle.dumps("hello"))
+    engine.answer_foreign_call(*tokens[0], True, pack_portable("hello"))
     engine.poll(PATIENCE_S)
     assert call.done()
     assert time.monotonic() - began < PATIENCE_S
@@ -536,7 +562,7 @@ def test_an_answer_for_an_exited_process_is_ignored(scene: Scene) -> None:
     scene.until(lambda: tokens, "the call is forwarded")
     engine.end_worker(1, LossCause.OUT_OF_MEMORY, "the node was full")
     scene.lost(engine, 1)
-    engine.answer_foreign_call(*tokens[0], True, pickle.dumps("late"))
+    engine.answer_foreign_call(*tokens[0], True, pack_portable("late"))
     scene.ready(engine, 3, TALKS)
     assert scene.answer(engine.call_pickled(3, "it", "hear", arguments("on"))) == (True, "3:on")
 

@@ -89,6 +89,27 @@ class Sticky:
         return items
 
 
+class Fussy:
+    """Raises for some items, and records its setups and its calls."""
+
+    def __init__(self, bad: frozenset[int], folder: Path) -> None:
+        self._bad, self._folder = bad, folder
+
+    def setup(self) -> None:
+        self._record("setups", os.getpid())
+
+    def _record(self, what: str, number: int) -> None:
+        with (self._folder / what).open("a") as lines:
+            lines.write(f"{number}\n")
+
+    def __call__(self, items: list[int]) -> list[int]:
+        for item in items:
+            self._record("calls", item)
+        if self._bad.intersection(items):
+            raise ValueError("a bad row")
+        return items
+
+
 class Always:
     """Executes the action every time it gets one of these items."""
 
@@ -659,3 +680,14 @@ def test_an_item_that_breaks_its_worker_for_good_costs_no_other_item(tmp_path: P
     assert [failed.error for failed in run.errors] == ["RuntimeError: nothing works any more"]
     assert len((tmp_path / "calls").read_text()) <= 3
     assert len((tmp_path / "setups").read_text()) <= workers + 2
+
+
+@pytest.mark.long
+def test_ordinary_bad_rows_cost_no_restart_and_one_call_each_of_a_real_worker(tmp_path: Path) -> None:
+    bad = frozenset(random.Random(19).sample(range(10_000), 1000))
+    stage = dt.Stage("fussy", Fussy(bad, tmp_path), workers=1, batch_size=1, retries=0, on_error="skip")
+    run = run_of(stage, source=range(10_000))
+    assert sorted(run) == [item for item in range(10_000) if item not in bad]
+    assert len(run.errors) == 1000
+    assert sorted(map(int, (tmp_path / "calls").read_text().split())) == list(range(10_000))
+    assert len((tmp_path / "setups").read_text().split()) == 1

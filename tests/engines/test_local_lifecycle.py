@@ -299,6 +299,19 @@ def forkserver_pid() -> int:
     return found[1] if found is not None else 0
 
 
+def kill_forkserver(killed: list[int]) -> None:
+    """kill -9 of the fork server of this process, once there is another one than those that were killed before."""
+    found = [0]
+
+    def look() -> bool:
+        found[0] = forkserver_pid()  # the kernel's list of children may miss one while others end
+        return found[0] not in {0, *killed}
+
+    until(look, "a fork server runs")
+    killed.append(found[0])
+    os.kill(found[0], signal.SIGKILL)
+
+
 def test_a_killed_fork_server_loses_no_item() -> None:
     kills, each = (5, 400) if LONG else (2, 150)
     killed: list[int] = []
@@ -312,8 +325,7 @@ def test_a_killed_fork_server_loses_no_item() -> None:
             if number and number % each == 0:
                 until(lambda: pids_of(handle[0]) and forkserver_pid() not in {0, *killed}, "a fork server runs")
                 workers.update(pids_of(handle[0]))
-                killed.append(forkserver_pid())
-                os.kill(killed[-1], signal.SIGKILL)
+                kill_forkserver(killed)
                 until(lambda: not any(map(is_there, workers)), "its workers are gone")
             yield number
 
@@ -345,10 +357,11 @@ class WaitsInSetup:
 
 def test_a_killed_fork_server_charges_no_item_and_fails_no_setup(tmp_path: Path) -> None:
     run = run_of(dt.Stage("waits", WaitsInSetup(str(tmp_path)), workers=1, retries=0), source=range(4))
+    killed: list[int] = []
     for what, kills in (("setup", 4), ("call", 2)):
         for number in range(1, kills + 1):
             until(lambda: len(list(tmp_path.glob(f"{what}-*"))) == number, f"a worker is in its {what}")  # noqa: B023
-            os.kill(forkserver_pid(), signal.SIGKILL)
+            kill_forkserver(killed)
         if what == "setup":
             (tmp_path / "set-up-may-end").touch()
     (tmp_path / "call-may-end").touch()

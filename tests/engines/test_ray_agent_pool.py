@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from dovetail.control.events import FailRun, NodeLeft
 from dovetail.engines.local.code_pickle import PickledWorks
 from dovetail.engines.local.worker_spec import DriverContext
 from dovetail.engines.ray import agent_link, agent_pool
+from dovetail.engines.ray.agent import Outbox
 from dovetail.engines.ray.agent_link import (
     SHUTDOWN_FIX,
     SHUTDOWN_MESSAGE,
@@ -33,7 +35,7 @@ from dovetail.engines.ray.discovery import NoNodesError, build_cluster
 from dovetail.engines.ray.engine import RayEngine
 from dovetail.engines.ray.message_handlers import MAX_FAILED_STARTS, NO_WORKER_MESSAGE
 from dovetail.engines.ray.node_loss import DEAD_NODE
-from dovetail.engines.ray.protocol import AgentHello, dovetail_version
+from dovetail.engines.ray.protocol import AgentHello, SizedOp, dovetail_version
 from dovetail.engines.ray.remote_worker import RemoteWorker
 from dovetail.errors import Problem
 from dovetail.resources.cluster import Cluster
@@ -365,6 +367,18 @@ def test_an_idle_agent_ends_after_its_own_timeout(ended: list[Any], monkeypatch:
     assert waits[-1] == 190.0
 
 
+def test_the_call_that_waits_for_messages_returns_when_its_session_ends() -> None:
+    """It has the only thread of the agent for such calls: the next session would begin after a heartbeat."""
+    outbox = Outbox()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(outbox.take, 10 * PATIENCE_S)
+        outbox.end()
+        assert waiting.result(PATIENCE_S) == []
+    outbox.put([SizedOp(("log", "last"), 8)])
+    assert outbox.take(10 * PATIENCE_S) == [("log", "last")]
+    assert outbox.take(10 * PATIENCE_S) == []
+
+
 # Code of hosted objects
 
 
@@ -372,6 +386,7 @@ def test_an_agent_keeps_the_code_of_the_objects_that_were_used_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_pool, "MAX_AGENT_UNITS", 2)
+    monkeypatch.setattr(agent_pool.IDLE_AGENTS, "take", lambda *_: None)
     monkeypatch.setattr(agent_pool, "start_agent", lambda *_: NoHandle())
     pool = AgentPool(tmp_path, around("a"), AgentListener(SimpleQueue()))
     monkeypatch.setattr(pool._listener, "add", lambda _: None)

@@ -21,7 +21,7 @@ __all__ = ["on_ray"]
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("on_ray")
+@pytest.mark.usefixtures("on_ray", "by_value")
 def test_a_run_fails_where_no_agent_starts_on_any_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Unfit(Agent):
         """An agent as on a node with another version of Dovetail."""

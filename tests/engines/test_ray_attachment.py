@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from ray_aids import FakeCluster
 
+pytestmark = pytest.mark.own_attachment
+
 # --- engine names
 
 

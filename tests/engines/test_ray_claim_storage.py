@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.claim_storage import KvClaimRows
     from ray_aids import FakeCluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.own_attachment]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.control.commands import HostedObject
+from engines import scene, test_local_contract
 from engines.contract import ProcessContract
 from engines.scene import NODE, Does, Rig, Units
 from engines.test_local_contract import LocalDoing, LocalRig
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.engine import RayEngine
     from ray_aids import FakeCluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("by_value")]
+BY_VALUE = (scene, test_local_contract)
 
 
 def engine_on(node_id: str, folder: Path, **more: Any) -> RayEngine:

@@ -49,6 +49,8 @@ def row(node: str, host: str = "", labels: dict[str, str] | None = None, **resou
     }
 
 
+pytestmark = pytest.mark.own_attachment
+
 # --- nodes
 
 

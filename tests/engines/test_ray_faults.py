@@ -17,6 +17,7 @@ import pytest
 import dovetail as dt
 from dovetail.control.commands import Cancel, StopWorker
 from dovetail.control.events import BatchesReturned, LossCause, NodeJoined, NodeLeft
+from engines import test_local_faults
 from engines.ray_runs import Bench, agent_pids, on_ray, only
 from engines.test_local_faults import (
     Once,
@@ -49,7 +50,8 @@ __all__ = [
     "test_an_item_that_segfaults_is_recorded_and_all_others_are_delivered",
     "test_random_kills_lose_and_duplicate_no_item",
 ]
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_ray", "by_value")]
+BY_VALUE = (test_local_faults,)
 
 
 # Causes of loss
@@ -302,7 +304,7 @@ def test_workers_of_a_killed_agent_are_lost_and_can_be_restarted(bench: Bench) -
 
 def test_a_reused_agent_leaves_nothing_behind() -> None:
     """The process that cleans up was killed before it had finished, every other time."""
-    for _ in range(20 if LONG else 4):
+    for _ in range(20 if LONG else 2):
         _nothing_is_left_behind()
 
 

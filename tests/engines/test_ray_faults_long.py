@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engines import test_local_faults
 from engines.ray_runs import on_ray
 from engines.test_local_faults import (
     test_a_batch_that_runs_out_of_memory_is_split,
@@ -16,10 +17,12 @@ from engines.test_local_faults import (
     test_a_worker_that_dies_in_setup_fails_the_run_with_the_cause,
     test_an_item_that_always_exits_is_recorded_with_its_exit_code,
     test_an_item_that_always_kills_its_worker_fails_the_run_with_the_cause,
+    test_an_item_that_breaks_its_worker_for_good_costs_no_other_item,
     test_badly_behaved_stages_lose_no_item_and_leave_no_process,
     test_c_code_that_holds_the_gil_is_ended_at_its_timeout,
     test_items_that_cannot_be_unpickled_between_two_stages_fail_at_the_second,
     test_only_items_that_cannot_be_unpickled_are_recorded_as_failed,
+    test_ordinary_bad_rows_cost_no_restart_and_one_call_each_of_a_real_worker,
     test_os_exit_is_a_worker_loss_and_the_item_is_retried,
     test_sys_exit_in_a_stage_is_an_exception_and_no_worker_loss,
 )
@@ -36,11 +39,14 @@ __all__ = [
     "test_a_worker_stopped_by_a_signal_exceeds_its_timeout",
     "test_an_item_that_always_kills_its_worker_fails_the_run_with_the_cause",
     "test_an_item_that_always_exits_is_recorded_with_its_exit_code",
+    "test_an_item_that_breaks_its_worker_for_good_costs_no_other_item",
     "test_badly_behaved_stages_lose_no_item_and_leave_no_process",
     "test_c_code_that_holds_the_gil_is_ended_at_its_timeout",
     "test_items_that_cannot_be_unpickled_between_two_stages_fail_at_the_second",
+    "test_ordinary_bad_rows_cost_no_restart_and_one_call_each_of_a_real_worker",
     "test_os_exit_is_a_worker_loss_and_the_item_is_retried",
     "test_only_items_that_cannot_be_unpickled_are_recorded_as_failed",
     "test_sys_exit_in_a_stage_is_an_exception_and_no_worker_loss",
 ]
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("on_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("on_ray", "by_value")]
+BY_VALUE = (test_local_faults,)

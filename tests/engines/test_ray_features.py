@@ -17,6 +17,7 @@ from dovetail.control.commands import HostedObject, StartWorker, StopWorker
 from dovetail.control.engine import CallOptions, WorkerLostError
 from dovetail.control.events import BatchesReturned, LossCause, WorkerReady, WorkerStopped
 from dovetail.resources.seat import CardShare, Seat
+from engines import socket_group, test_local_faults, test_local_gangs, test_worker_environment
 from engines.ray_runs import Bench, agent_pids, on_ray
 from engines.socket_group import SocketGroup
 from engines.test_local_faults import test_only_results_that_cannot_be_pickled_are_recorded_as_failed
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from ray_aids import FakeCluster
 
 __all__ = ["on_ray", "test_only_results_that_cannot_be_pickled_are_recorded_as_failed"]
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_ray", "by_value")]
+BY_VALUE = (socket_group, test_local_faults, test_local_gangs, test_worker_environment)
 MB = 1 << 20
 
 

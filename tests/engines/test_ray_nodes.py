@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
     from ray_aids import FakeCluster, FakeNode
 
-pytestmark = [pytest.mark.ray, pytest.mark.time_limit(600 if LONG else 150)]
+pytestmark = [pytest.mark.ray, pytest.mark.time_limit(600 if LONG else 150), pytest.mark.usefixtures("by_value")]
 
-REPLANS_S = 20.0
-"""Two replans of 5 s, and the start of agents and workers on an idle machine with a margin."""
+OFTEN = StreamOptions(eager=True, first_replan_s=1.0, replan_every_s=1.0)
+"""As usual, but a replan every second."""
+REPLANS_S = 12.0
+"""Two replans, and the start of agents and workers on an idle machine with a margin."""
 ELSEWHERE_S = 10.0
 BLOB = 150_000
 """More than Ray sends in a message: such a payload is in the object store of a node."""
@@ -131,6 +133,14 @@ def cards(reports: dict[int, dict[str, Any]]) -> dict[str, dict[int, str]]:
     return {node: {position: names.pop() for position, names in by.items()} for node, by in found.items()}
 
 
+def check_seats(reports: dict[int, dict[str, Any]], l40s: str, a100: str) -> None:
+    """Check that workers without cards see none, and the others are on the nodes of their cards."""
+    assert all(worker["cuda"] == "" for worker in reports.values() if worker["stage"] == "hosts")
+    assert {worker["node"] for worker in reports.values() if worker["stage"] == "a100"} == {a100}
+    assert {worker["node"] for worker in reports.values() if worker["stage"] == "l40s"} == {l40s}
+
+
+@pytest.mark.long  # the next test asserts the same of a cluster of which others use a part
 def test_every_worker_is_on_its_planned_node(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     before = ray_cluster.available()
     run, reports = seats(ray_cluster, tmp_path)
@@ -139,9 +149,7 @@ def test_every_worker_is_on_its_planned_node(ray_cluster: FakeCluster, tmp_path:
     found = cards(reports)
     b, c = (ray_cluster.nodes[name].dovetail_name for name in "bc")
     assert {node: sorted(names.values()) for node, names in found.items()} == {b: ["0", "1"], c: ["0", "1"]}
-    assert all(worker["cuda"] == "" for worker in reports.values() if worker["stage"] == "hosts")
-    assert {worker["node"] for worker in reports.values() if worker["stage"] == "a100"} == {c}
-    assert {worker["node"] for worker in reports.values() if worker["stage"] == "l40s"} == {b}
+    check_seats(reports, b, c)
 
 
 def test_no_worker_is_on_a_card_that_a_foreign_actor_holds(ray_cluster: FakeCluster, tmp_path: Path) -> None:
@@ -151,9 +159,10 @@ def test_no_worker_is_on_a_card_that_a_foreign_actor_holds(ray_cluster: FakeClus
         run, reports = seats(ray_cluster, tmp_path, a100=2)
         until_available_is(ray_cluster, before, patiently(RESTORED_S))
     check_nodes(ray_cluster, run, reports)
-    found = cards(reports)
-    assert list(found[ray_cluster.nodes["c"].dovetail_name].values()) == ["1"]
-    assert len(found[ray_cluster.nodes["b"].dovetail_name]) == 2
+    b, c = (ray_cluster.nodes[name].dovetail_name for name in "bc")
+    found = {node: sorted(names.values()) for node, names in cards(reports).items()}
+    assert found == {b: ["0", "1"], c: ["1"]}
+    check_seats(reports, b, c)
 
 
 # Nodes that die
@@ -349,7 +358,7 @@ def test_a_node_that_joins_is_used_within_two_replans(ray_cluster: FakeCluster, 
     log = tmp_path / "calls.log"
     before = ray_cluster.available()
     slow = dt.Stage("slow", Bare(log, 0.05), dt.Resources(labels={"fake": "d"}), batch_size=2)
-    going = Going(ray_cluster, log, slow)
+    going = Going(ray_cluster, log, slow, options=OFTEN)
     here = ray_cluster.nodes["d"].dovetail_name
     until(lambda: len(going.calls("slow")) > 20, "it works")
     with add_node(ray_cluster, num_cpus=2, labels={"fake": "d"}) as node:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.placement_groups import Reservation
     from ray_aids import FakeCluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.own_attachment]
 
 
 @pytest.fixture(scope="module", autouse=True)

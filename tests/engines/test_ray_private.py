@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ray_aids import FakeCluster
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.own_attachment
 REPOSITORY = Path(__file__).parents[2]
 FUNCTIONS: dict[PrivateName, Callable[[], Any]] = {
     PrivateName.GLOBAL_WORKER: ray_private.session_name,

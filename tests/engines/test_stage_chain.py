@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.control.engine import UnsendableItemError
+from dovetail.engines import result_stream
 from dovetail.engines.item_keys import Keys, as_tuple
+from dovetail.engines.result_stream import ResultsNotStoredError, StoredPiece
 from dovetail.engines.unit_executor import UnitExecutor, make_executor
 from dovetail.engines.worker_context import Worker
+from dovetail.pipeline.error_policy import Retry
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_function import each
 
@@ -148,6 +153,140 @@ def test_random_pipelines_match_a_naive_reference(
     assert outcome.seconds == pytest.approx(sum(seconds for _, _, seconds in outcome.stages))
     assert len(set(map(as_tuple, outcome.keys))) == len(out)
     assert given_items == items
+
+
+class Pieces:
+    """Stores large results; a piece of at most two items if they are cut."""
+
+    def __init__(self, most: int = 2) -> None:
+        self.most = most
+        self.largest = 0
+
+    def __call__(self, keys: Keys, items: list[Any]) -> list[StoredPiece]:
+        self.largest = max(self.largest, len(items))
+        starts = range(0, len(items), self.most)
+        pieces = [(keys[at : at + self.most], items[at : at + self.most]) for at in starts]
+        return [StoredPiece(len(its_items), (list(its_keys), its_items)) for its_keys, its_items in pieces]
+
+
+def opened(outcome: MessageOutcome) -> list[Row]:
+    """The results, with those that are stored."""
+    rows: list[Row] = []
+    for key, item in zip(outcome.keys, outcome.items, strict=True):
+        keys, items = item.place if type(item) is StoredPiece else ([key], [item])
+        rows += zip(map(as_tuple, keys), items, strict=True)
+    return rows
+
+
+@contextmanager
+def small_pieces(items: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result_stream, "MIN_ITEMS", 1)
+        patch.setattr(result_stream, "SAMPLE_STEP", 1)
+        patch.setattr(result_stream, "MAX_PIECE_ITEMS", items)
+        yield
+
+
+@given(
+    st.lists(SPEC, min_size=1, max_size=4),
+    st.lists(st.integers(0, 1000), max_size=30),
+    st.sampled_from([1, 2, 3, 4]),
+    st.integers(1, 4),
+)
+def test_results_stored_piece_by_piece_are_those_of_a_naive_reference(
+    specs: list[Spec], items: list[int], batch_size: int, most: int
+) -> None:
+    # behind a stage that changes counts, fused stages get one item per call (see `fuse_stages`)
+    specs = [specs[0], *(replace(spec, batch_size=1) for spec in specs[1:])]
+    rows: list[Row] = [((number,), item) for number, item in enumerate(items)]
+    pieces = Pieces()
+    hosted = host(*[spec.stage(f"s{i}") for i, spec in enumerate(specs)])
+    with small_pieces(most):
+        outcome = hosted.run(range(len(items)), list(items), batch_size, crumb(), 5, store=pieces)
+    out, failed, counts = naive(specs, rows, batch_size)
+    assert opened(outcome) == out
+    assert [(failure.start, failure.stop) for failure in outcome.failures] == failed
+    assert [stage[:2] for stage in outcome.stages] == counts
+    assert all(seconds >= 0 for _, _, seconds in outcome.stages)
+
+
+@pytest.mark.parametrize("behind", [[], [each(lambda item: item + 1)], [lambda items: iter([items[0], -1])]])
+def test_a_generator_that_a_message_gets_is_never_in_memory_as_a_whole(behind: list[Any]) -> None:
+    alive = most = 0
+
+    class Item:
+        def __init__(self) -> None:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+        def __add__(self, other: int) -> Item:
+            return self
+
+    class Counts(Pieces):
+        def __call__(self, keys: Keys, items: list[Any]) -> list[StoredPiece]:
+            return [StoredPiece(len(items), None)]
+
+    stages = [Stage("explode", lambda items: (Item() for _ in range(1000)))]
+    stages += [Stage(f"s{number}", one) for number, one in enumerate(behind)]
+    with small_pieces(10):
+        outcome = host(*stages).run(range(1), [0], 1, crumb(), 5, store=Counts())
+    assert sum(piece.items for piece in outcome.items) >= 1000
+    assert most < 40, alive
+
+
+def test_large_items_are_stored_before_they_are_many() -> None:
+    pieces = Pieces(1000)
+    hosted = host(Stage("explode", lambda items: (bytes(1 << 22) for _ in range(20))))
+    outcome = hosted.run(range(1), [0], 1, crumb(), 5, store=pieces)
+    assert len(opened(outcome)) == 20
+    assert pieces.largest <= 8
+
+
+def test_a_result_that_cannot_be_stored_fails_its_call_only() -> None:
+    def store(keys: Keys, items: list[Any]) -> list[StoredPiece]:
+        if 13 in items:
+            raise UnsendableItemError(items.index(13), "TypeError: cannot pickle 13")
+        return [StoredPiece(len(items), items)]
+
+    hosted = host(Stage("explode", lambda items: iter(range(items[0], items[0] + 10))))
+    with small_pieces(4):
+        outcome = hosted.run(range(3), [0, 10, 20], 1, crumb(), 5, store=store)
+    assert [item for piece in outcome.items for item in piece.place] == [*range(10), *range(20, 30)]
+    (failure,) = outcome.failures
+    assert (failure.start, failure.stop) == (1, 2)
+    assert failure.error == "the result cannot be pickled: TypeError: cannot pickle 13"
+
+
+def test_a_full_disk_while_results_are_stored_ends_the_message() -> None:
+    def store(keys: Keys, items: list[Any]) -> list[StoredPiece]:
+        raise ResultsNotStoredError from OSError(28, "No space left on device")
+
+    hosted = host(Stage("explode", lambda items: iter(range(10))), Stage("b", each(lambda item: item)))
+    with small_pieces(4), pytest.raises(OSError, match="No space"):
+        hosted.run(range(1), [0], 1, crumb(), 5, store=store)
+
+
+def test_a_retried_call_returns_the_results_of_its_last_attempt_only() -> None:
+    attempts: list[int] = []
+
+    def explode(items: list[int]) -> Iterator[tuple[int, int]]:
+        attempts.append(items[0])
+        for number in range(10):
+            if len(attempts) < 3 and number == 7:
+                raise ConnectionError
+            yield len(attempts), number
+
+    stage = Stage("explode", explode, on_error=Retry(ConnectionError, times=3, backoff=0))
+    with small_pieces(2):
+        outcome = host(stage).run(range(1), [0], 1, crumb(), 5, store=Pieces())
+    assert outcome.items[0].place == ([(0, 0), (0, 1)], [(3, 0), (3, 1)])
+    assert [item for piece in outcome.items for item in piece.place[1]] == [(3, number) for number in range(10)]
+    assert [stage[:2] for stage in outcome.stages] == [(1, 10)]
 
 
 def test_keys_stay_a_range_while_item_counts_do_not_change() -> None:

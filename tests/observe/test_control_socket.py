@@ -18,7 +18,7 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.machine.processes import is_stopped, process_start_time
-from dovetail.observe import control_socket as doors
+from dovetail.observe import control_socket as control_module
 from dovetail.observe.control_socket import SOCKET_NAME, ControlSocket, send_request
 from waiting import until
 
@@ -47,12 +47,12 @@ def make_run(folder: Path, status: str = "running", pid: int | None = None, **mo
 @contextmanager
 def opened(folder: Path) -> Iterator[list[tuple[str, str]]]:
     said: list[tuple[str, str]] = []
-    door = ControlSocket(folder, lambda do, reason: said.append((do, reason)))
-    door.start()
+    server = ControlSocket(folder, lambda do, reason: said.append((do, reason)))
+    server.start()
     try:
         yield said
     finally:
-        door.close()
+        server.close()
 
 
 def raw(folder: Path, data: bytes) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def raw(folder: Path, data: bytes) -> dict[str, Any]:
         return found
 
 
-def test_a_run_is_drained_and_cancelled_through_its_door(tmp_path: Path) -> None:
+def test_a_run_is_drained_and_cancelled_through_its_socket(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     with opened(folder) as said:
         assert send_request(folder, "drain", "enough") == {"ok": True, "do": "drain", "run": "run", "pid": os.getpid()}
@@ -81,8 +81,8 @@ def test_a_kind_of_run_answers_requests_of_its_own(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     large = "x" * 3_000_000
     requests = {"status": lambda _: {"status": large}, "scale": lambda asked: {"workers": asked["workers"] + 1}}
-    door = ControlSocket(folder, lambda *_: None, requests)
-    door.start()
+    server = ControlSocket(folder, lambda *_: None, requests)
+    server.start()
     try:
         assert send_request(folder, "status")["status"] == large
         assert send_request(folder, "scale", workers=2)["workers"] == 3
@@ -90,7 +90,7 @@ def test_a_kind_of_run_answers_requests_of_its_own(tmp_path: Path) -> None:
             send_request(folder, "scale")
         assert "did you mean 'scale'" in raw(folder, b'{"do": "scal"}\n')["error"]
     finally:
-        door.close()
+        server.close()
 
 
 def test_it_is_private(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_long_and_strange_path_works(tmp_path: Path) -> None:
     ],
     ids=lambda data: repr(data[:20]),
 )
-def test_nonsense_is_answered_and_the_door_stays_open(tmp_path: Path, data: bytes) -> None:
+def test_nonsense_is_answered_and_the_socket_stays_open(tmp_path: Path, data: bytes) -> None:
     make_run(tmp_path)
     with opened(tmp_path) as said:
         answer = raw(tmp_path, data)
@@ -145,7 +145,7 @@ def test_a_near_word_is_suggested(tmp_path: Path) -> None:
 
 
 def test_a_silent_or_closed_connection_does_not_block_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "EXCHANGE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(control_module, "EXCHANGE_TIMEOUT_S", 0.2)
     make_run(tmp_path)
     with opened(tmp_path) as said:
         silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -164,18 +164,20 @@ def test_what_the_run_makes_of_it_may_fail(tmp_path: Path) -> None:
     def fail(*_: str) -> None:
         raise RuntimeError("too late")
 
-    door = ControlSocket(tmp_path, fail)
-    door.start()
+    server = ControlSocket(tmp_path, fail)
+    server.start()
     try:
         with pytest.raises(ConfigError, match="refused: too late"):
             send_request(tmp_path, "drain")
         assert send_request(tmp_path, "ping")["ok"]
     finally:
-        door.close()
+        server.close()
 
 
-def test_many_visitors_at_once_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "CONNECT_TIMEOUT_S", 60.0)  # not all fit before the door: so long they may knock again
+def test_many_clients_at_once_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        control_module, "CONNECT_TIMEOUT_S", 60.0
+    )  # the backlog is shorter: clients connect again until then
     make_run(tmp_path)
     answers: list[Any] = []
     with opened(tmp_path) as said:
@@ -201,16 +203,16 @@ def test_what_a_dead_driver_left_is_replaced(tmp_path: Path) -> None:
     assert len(said) == 1
 
 
-def test_a_door_that_another_living_driver_holds_is_not_taken_over(
+def test_a_socket_that_another_living_driver_holds_is_not_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "EXCHANGE_TIMEOUT_S", 60.0)  # so long it may take to answer on a busy machine
+    monkeypatch.setattr(control_module, "EXCHANGE_TIMEOUT_S", 60.0)  # time to answer on a busy machine
     make_run(tmp_path)
     script = (
         "import sys; from pathlib import Path; from dovetail.observe.control_socket import ControlSocket\n"
-        "door = ControlSocket(Path(sys.argv[1]), lambda *_: None); door.start()\n"
+        "server = ControlSocket(Path(sys.argv[1]), lambda *_: None); server.start()\n"
         "print('open', flush=True); sys.stdin.read()\n"
-        "door.close()"
+        "server.close()"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -218,11 +220,11 @@ def test_a_door_that_another_living_driver_holds_is_not_taken_over(
     with other:
         assert other.stdout is not None
         assert other.stdout.readline() == "open\n"
-        door = ControlSocket(tmp_path, lambda *_: None)
+        server = ControlSocket(tmp_path, lambda *_: None)
         with pytest.raises(ConfigError, match=f"process {other.pid} is executing this run") as found:
-            door.start()
+            server.start()
         assert found.value.codes == ("DT362",)
-        door.close()
+        server.close()
         assert (tmp_path / SOCKET_NAME).exists()
         assert send_request(tmp_path, "ping")["pid"] == other.pid
         other.communicate()
@@ -231,11 +233,11 @@ def test_a_door_that_another_living_driver_holds_is_not_taken_over(
 
 
 def test_a_folder_without_sockets_is_no_reason_to_fail(tmp_path: Path) -> None:
-    door = ControlSocket(tmp_path / "gone", lambda *_: None)
-    door.start()
-    assert "No such file" in door.unavailable_reason
-    door.close()
-    door.close()
+    server = ControlSocket(tmp_path / "gone", lambda *_: None)
+    server.start()
+    assert "No such file" in server.unavailable_reason
+    server.close()
+    server.close()
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "drained", "cancelled"])
@@ -264,8 +266,8 @@ def test_a_run_elsewhere_is_named_with_its_machine(tmp_path: Path) -> None:
     assert found.value.codes == ("DT362",)
 
 
-def test_a_run_without_a_door_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "CONNECT_TIMEOUT_S", 0.05)
+def test_a_run_without_a_socket_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "CONNECT_TIMEOUT_S", 0.05)
     make_run(tmp_path)
     with pytest.raises(ConfigError, match="does not answer: No such file") as found:
         send_request(tmp_path, "drain")
@@ -276,11 +278,15 @@ def test_a_request_whose_client_gave_up_is_not_carried_out(tmp_path: Path, monke
     make_run(tmp_path)
     with opened(tmp_path) as said:
         expired = {"do": "drain", "expires": time.monotonic() - 1}
-        assert raw(tmp_path, json.dumps(expired).encode() + b"\n") == {"ok": False, "error": "the request has expired"}
+        assert raw(tmp_path, json.dumps(expired).encode() + b"\n") == {
+            "ok": False,
+            "error": "the request has expired",
+            "code": "DT362",
+        }
         assert said == []
         send_request(tmp_path, "drain", "why")
         assert said == [("drain", "why")]
-    monkeypatch.setattr(doors, "ANSWER_TIMEOUT_S", 0.05)  # it has expired when it is sent
+    monkeypatch.setattr(control_module, "ANSWER_TIMEOUT_S", 0.05)  # it has expired when it is sent
     with opened(tmp_path) as said, pytest.raises(ConfigError, match="expired"):
         send_request(tmp_path, "drain")
     assert said == []
@@ -289,7 +295,7 @@ def test_a_request_whose_client_gave_up_is_not_carried_out(tmp_path: Path, monke
 def test_a_stopped_driver_is_reported_and_drains_only_when_it_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "CONNECT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(control_module, "CONNECT_TIMEOUT_S", 0.0)
     with subprocess.Popen(["sleep", "60"]) as driver:
         try:
             make_run(tmp_path, pid=driver.pid)

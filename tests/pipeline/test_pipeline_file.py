@@ -166,6 +166,8 @@ def test_a_mistake_of_resources_keeps_its_code_and_gets_its_place_and_stage(
         ("{stages: [{name: a, run: 'm:f', gpus: 1}]}", "1:33", "'gpus': it belongs under 'resources'"),
         ("{stages: [{name: a, run: 'm:f', resources: {rate: 1}}]}", "1:45", "'rate': it belongs to the stage"),
         ("{stages: [{name: a, run: 'm:f', 1: 2}]}", "1:33", "unknown key '1'"),
+        ("{stages: [{name: a, run: 'm:f'}], retries: 2}", "1:35", "'retries': it belongs to a stage, or to 'defaults'"),
+        ("{stages: [{name: a, run: 'm:f'}], after: [a]}", "1:35", "unknown key 'after': it belongs to a stage"),
     ],
 )
 def test_an_unknown_key_has_its_place_and_its_likely_spelling(tmp_path: Path, text: str, place: str, said: str) -> None:

@@ -319,3 +319,22 @@ def test_classes_are_seen_through_each() -> None:
     assert not is_class(Worker())
     assert not is_class(work)
     assert not is_class("pkg:Worker")
+
+
+@pytest.mark.parametrize("kind", [int, str, float, list])
+def test_a_builtin_class_is_called_with_each_item(kind: type) -> None:
+    assert stage_problems(stage(run=each(kind))) == []
+    assert not is_class(each(kind))
+
+
+def test_a_class_of_workers_that_lacks_call_is_a_mistake_also_with_each() -> None:
+    class Model:
+        def __init__(self, path: str = "model.pt") -> None: ...
+
+    class Word:
+        def __init__(self, text: str, *, lower: bool = True) -> None: ...
+
+    ((_, problem),) = stage_problems(stage(run=each(Model)))
+    assert "has no method __call__" in problem.message
+    assert stage_problems(stage(run=each(Word))) == []
+    assert not is_class(each(Word))

@@ -68,6 +68,15 @@ def test_a_failed_row_after_a_deduplicator_has_the_number_of_the_input(tmp_path:
     assert len(read_rows(tmp_path / "out.jsonl")) == 29
 
 
+def test_a_row_that_ends_the_run_names_its_operator_and_not_all_that_share_its_workers(tmp_path: Path) -> None:
+    process = "[text_length_filter, words_num_filter, alphanumeric_filter, clean_links_mapper]"
+    with pytest.raises(dt.RunError) as raised:
+        run(tmp_path, process, "defaults: {on_error: fail}", [*some_rows(2), {"text": 5}])
+    (problem,) = raised.value.problems
+    assert problem.message == "text_length_filter: item failed: BadField: field 'text' is int, not a string"
+    assert problem.place.endswith("in.jsonl:3")
+
+
 def test_more_failed_rows_than_max_errors_fail_the_run(tmp_path: Path) -> None:
     rows = [{"text": n if n < 30 else f"a text {n}"} for n in range(60)]
     with pytest.raises(dt.RunError) as raised:

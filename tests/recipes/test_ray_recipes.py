@@ -6,11 +6,14 @@ import json
 from typing import TYPE_CHECKING
 
 import dovetail as dt
+from engines.ray_runs import NODES, only
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+
+    from ray_aids import FakeCluster
 
 RECIPE = """
 dataset_path: rows.jsonl
@@ -37,8 +40,9 @@ def made(folder: Path, out: str) -> dt.Recipe:
 
 
 def test_a_recipe_gives_the_same_results_on_ray(
-    ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    only(ray_cluster, monkeypatch, *NODES)
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
     words = ["one", "two ", "three\u00a0", "https://example.com/a?b=c", "four", "FIVE"]
     texts = [" ".join(words[: 2 + number % 5]) + f" number {number // 3}" for number in range(300)]
@@ -46,7 +50,7 @@ def test_a_recipe_gives_the_same_results_on_ray(
     rows[BAD]["text"] = 7
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     here = made(tmp_path, "here").run(progress=False, probe=False)
-    there = made(tmp_path, "there").run(engine=f"ray:{ray_address}", progress=False, probe=False)
+    there = made(tmp_path, "there").run(engine=f"ray:{ray_cluster.address}", progress=False, probe=False)
     assert (here.status, there.status) == ("finished", "finished")
     assert (here.failed, there.failed) == (1, 1)
     written = [(tmp_path / out / "clean.jsonl").read_text() for out in ("here", "there")]

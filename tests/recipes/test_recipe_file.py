@@ -167,7 +167,7 @@ def test_stage_settings_are_checked_and_reported_with_their_line(tmp_path: Path)
     assert "=" not in "".join(problem.message for problem in found)
 
 
-@pytest.mark.parametrize("key", [key for key in RECIPE_FILE.names if key != "process"])
+@pytest.mark.parametrize("key", [key for key in RECIPE_FILE.names if key not in ("process", "defaults")])
 def test_every_top_level_key_refuses_wrong_types_and_accepts_null(tmp_path: Path, key: str) -> None:
     (problem,) = wrong(tmp_path, f"{key}: {{no: such}}\nprocess: [text_length_filter]\n")
     assert problem.place == "recipe.yaml:1:1"

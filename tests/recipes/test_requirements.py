@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import dovetail as dt
 from recipes.recipe_aids import load, wrong
 
 if TYPE_CHECKING:
@@ -225,3 +226,58 @@ def test_an_operator_without_settings_gets_a_card_and_one_with_memory_a_share(tm
     assert needs(tmp_path, "", GPU_OPERATOR).resources.shape().gpu_milli == 1000
     shape = needs(tmp_path, "memory: 2GB", GPU_OPERATOR).resources.shape()
     assert (shape.gpu_milli, shape.gpu_memory_bytes) == (0, 2 * GB)
+
+
+# --- settings of failures
+
+
+def settings(folder: Path, text: str) -> Any:
+    return load(folder, text).steps[0].requirements.settings
+
+
+def stage(folder: Path, text: str) -> Any:
+    return load(folder, text).pipeline().stages[0]
+
+
+def test_an_operator_has_the_settings_of_failures_of_a_stage(tmp_path: Path) -> None:
+    given = "retries: 1, on_error: fail, on_death: skip, on_failure: {MyError: restart}, max_setup_failures: 2"
+    found = stage(tmp_path, f"process: [{{{CPU_OPERATOR}: {{{given}, call_timeout: 5}}}}]")
+    assert (found.retries, found.on_error, found.on_death, found.max_setup_failures) == (1, "fail", "skip", 2)
+    assert (found.on_failure, found.timeout_s) == ({"MyError": "restart"}, 5)
+
+
+def test_a_recipe_has_settings_of_failures_for_all_operators(tmp_path: Path) -> None:
+    text = f"""
+defaults: {{retries: 2, on_error: {{retry: [ConnectionError], times: 5, backoff: 1s, then: skip}}, on_death: skip}}
+process:
+- {CPU_OPERATOR}:
+- {CPU_OPERATOR}: {{retries: 0, on_error: fail}}
+- {CPU_OPERATOR}: {{skip_op_error: true}}
+"""
+    first, second, third = load(tmp_path, text).pipeline().stages
+    assert first.on_error == dt.Retry(ConnectionError, times=5, backoff="1s", then="skip")
+    assert (first.retries, first.on_death) == (2, "skip")
+    assert (second.retries, second.on_error, second.on_death) == (0, "fail", "skip")
+    assert (third.retries, third.on_error) == (2, "skip")
+
+
+def test_the_barrier_of_a_deduplicator_skips_nothing(tmp_path: Path) -> None:
+    text = "defaults: {on_error: skip, on_death: skip, retries: 1}\nprocess: [document_deduplicator: ]"
+    first, barrier = load(tmp_path, text).pipeline().stages
+    assert (first.on_error, first.on_death) == ("skip", "skip")
+    assert (barrier.barrier, barrier.on_error, barrier.on_death, barrier.retries) == (True, "fail", None, 1)
+
+
+def test_mistakes_in_settings_of_failures_have_a_place_and_a_fix(tmp_path: Path) -> None:
+    text = f"""
+skip_op_error: true
+defaults: {{on_deth: skip, retries: -1, on_error: skip, on_failure: restrt}}
+process:
+- {CPU_OPERATOR}: {{on_error: {{retry: [ConnectionError], tmes: 3}}, skip_op_error: false}}
+"""
+    found = {problem.place.rpartition("/")[2]: problem.message for problem in wrong(tmp_path, text)}
+    text = "\n".join(f"{place} {message}" for place, message in sorted(found.items()))
+    for word in ("on_deth", "retries: -1", "skip_op_error and on_error", "restrt", "tmes"):
+        assert word in text, text
+    (problem,) = wrong(tmp_path, f"defaults: 3\nprocess: [{CPU_OPERATOR}]")
+    assert (problem.place, problem.code) == ("recipe.yaml:1:1", "DT013")

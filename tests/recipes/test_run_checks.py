@@ -71,6 +71,25 @@ def test_images_may_be_given_as_bytes_only(tmp_path: Path) -> None:
     assert [problem.code for problem in missing_columns(recipe, [{"text": "no image"}])] == ["DT416"]
 
 
+def test_a_field_that_several_operators_miss_is_one_problem_whose_fix_works(tmp_path: Path) -> None:
+    process = "[text_length_filter, words_num_filter, clean_links_mapper, {image_shape_filter: {min_width: 1}}]"
+    rows = [{"n": 1, "txt": "a"}, {"n": 2, "txt": "b"}]
+    text, images = missing_columns(load(tmp_path, f"process: {process}"), rows)
+    assert text.message == (
+        "3 operators need the field 'text', which none of the first 2 rows has (did you mean 'txt'?)"
+    )
+    assert text.evidence == (
+        "operators: text_length_filter, words_num_filter, clean_links_mapper",
+        "fields of these rows: n, txt",
+    )
+    assert text.place.endswith("recipe.yaml:1:11")
+    assert images.message.startswith("image_shape_filter needs the field 'images', which none of the first 2 rows has")
+    (fix,) = text.fix_texts
+    assert fix == "text_keys: txt"
+    fixed = load(tmp_path, f"{fix}\nprocess: {process}")
+    assert [problem.at("") for problem in missing_columns(fixed, rows)] == [images.at("")]
+
+
 def test_a_missing_word_list_is_reported_before_a_run_starts(tmp_path: Path) -> None:
     process = f"[{{stopwords_filter: {{stopwords_dir: {tmp_path}/none}}}}]"
     assert load(tmp_path, f"process: {process}").plan("1x(2cpu, 8GB)").units

@@ -67,6 +67,13 @@ def batch_of_ten(rows):
     os.close(fd)
     return rows
 
+def explode(rows):
+    """Many results per row, which are stored in pieces."""
+    for row in rows:
+        for k in range(40):
+            yield {"id": row["id"], "k": k}
+    told(rows)
+
 def whole(rows):
     """A barrier: sees all of its input twice."""
     most = max((row["id"] for row in rows), default=0)
@@ -96,6 +103,10 @@ def pipeline():
                 stage("tag", tag, batch_size=sizes[1])]
     if kind == "one of ten":
         return [stage("keep", dt.each(one_of_ten)), stage("batch", batch_of_ten, batch_size=10)]
+    if kind == "explode":
+        from dovetail.engines import result_stream
+        result_stream.MAX_PIECE_ITEMS = 7
+        return [stage("explode", explode), stage("same", dt.each(lambda row: row), fuse=SAID["fuse"])]
     if kind == "fused":
         return [stage("drop", dt.each(drop)), stage("fan", dt.each(fan_one)), stage("tag", dt.each(tag_one))]
     if kind == "barrier":

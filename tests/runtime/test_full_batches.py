@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from ray_aids import FakeCluster
 
 ROWS = 20_000
+SIZES = [ROWS, pytest.param(100_000, marks=pytest.mark.long)]
 CALLS: list[int] = []
+ON_D = dt.Resources(cpus=1, labels={"fake": "d"})
 
 
 def one_of_ten(row: int) -> dict[str, int] | None:
@@ -47,7 +50,7 @@ def run_rows(rows: int, run: Any, **settings: Any) -> Any:
 
 
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("rows", [ROWS, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize("durable", [True, False])
 def test_only_the_end_of_the_input_leaves_a_partial_batch(tmp_path: Path, rows: int, durable: bool) -> None:
     out = tmp_path / "out.jsonl"
@@ -89,10 +92,50 @@ def kill_and_resume(folder: Path, rows: int, **place: Any) -> None:
     assert after.count(10) >= len(after) - 1
 
 
-def test_after_a_kill_and_a_resume_only_the_end_leaves_a_partial_batch(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, 100_000)
+@pytest.mark.parametrize("rows", SIZES)
+def test_after_a_kill_and_a_resume_only_the_end_leaves_a_partial_batch(tmp_path: Path, rows: int) -> None:
+    kill_and_resume(tmp_path, rows)
+
+
+def own_size(rows: list[dict[str, int]]) -> list[int]:
+    return [len(rows)] * len(rows)
 
 
 @pytest.mark.ray
-def test_batches_are_full_on_ray_also_after_a_kill(ray_cluster: FakeCluster, tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, 100_000, engine=f"ray:{ray_cluster.address}")
+@pytest.mark.usefixtures("by_value")
+def test_batches_are_full_on_ray(ray_cluster: FakeCluster) -> None:
+    stages = [
+        dt.Stage("keep", dt.each(one_of_ten), ON_D, workers=1),
+        dt.Stage("batch", own_size, ON_D, workers=1, batch_size=10, fuse=False),
+    ]
+    engine = f"ray:{ray_cluster.address}"
+    found = Counter(dt.run(dt.Pipeline(stages), range(5_003), profiles=False, engine=engine))
+    assert found == {10: 500}
+
+
+def with_size(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    return [{**row, "size": len(rows)} for row in rows]
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.usefixtures("by_value")
+@pytest.mark.parametrize("rows", [20_000, 100_000])
+def test_batches_are_full_on_ray_with_a_durable_sink(ray_cluster: FakeCluster, tmp_path: Path, rows: int) -> None:
+    stages = [
+        dt.Stage("keep", dt.each(one_of_ten), ON_D, workers=1),
+        dt.Stage("batch", with_size, ON_D, workers=1, batch_size=10, fuse=False),
+    ]
+    sink, engine = str(tmp_path / "out.jsonl"), f"ray:{ray_cluster.address}"
+    dt.run(dt.Pipeline(stages), range(rows), sink=sink, profiles=False, engine=engine).wait()
+    found = as_rows(tmp_path / "out.jsonl")
+    assert sorted(row["id"] for row in found) == list(range(3, rows, 10))
+    counts = Counter(row["size"] for row in found)
+    assert_full_but_one([size for size, count in counts.items() for _ in range(count // size)], rows // 10)
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [20_000, 100_000])
+def test_batches_are_full_on_ray_also_after_a_kill(ray_cluster: FakeCluster, tmp_path: Path, rows: int) -> None:
+    kill_and_resume(tmp_path, rows, engine=f"ray:{ray_cluster.address}")

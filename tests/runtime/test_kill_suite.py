@@ -258,10 +258,12 @@ class Scenario:
             self._job.release()
             began = time.monotonic()
             self._script.finish()
-            assert time.monotonic() - began < patiently(END_S), "the run did not end soon after the last event"
+            took = time.monotonic() - began
+            self.log.append(f"ended {took:.1f} s later")
+            assert took < patiently(END_S), "the run did not end soon after the last event"
             self._script.all_gone(patiently(END_S))
         finally:
-            print("events:", self.log)  # noqa: T201 - shown if the test fails
+            print("events:", self.log)  # noqa: T201 - shown if the test fails, or with -rP
             self._script.__exit__()
 
     def _wait_for_progress(self) -> None:

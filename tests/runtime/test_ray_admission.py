@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.admission import Admission
     from ray_aids import FakeCluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.own_attachment]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.protocol import AgentSetup
     from ray_aids import FakeCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.time_limit]
+pytestmark = [pytest.mark.ray, pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
 ROWS = 600
 
 
@@ -341,7 +341,7 @@ def has_spilled(cluster: FakeCluster) -> set[Path]:
 def test_a_tiny_object_store_neither_spills_nor_stops_the_run(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 80 MB, while 16 workers elsewhere could take 10 MB each, four at a time."""
+    """Of 80 MB, while 8 workers elsewhere could take 10 MB each, four at a time."""
     from dovetail.engines.ray.transfers import TransferQueue
 
     most = 0
@@ -353,10 +353,10 @@ def test_a_tiny_object_store_neither_spills_nor_stops_the_run(
         most = max(most, *self._bytes.values())
 
     monkeypatch.setattr(TransferQueue, "_begin", counted)
-    rows = 96 if LONG else 48
+    rows = 96 if LONG else 24
     before = has_spilled(ray_cluster)
     with add_node(ray_cluster, object_store_memory=80 * MB, labels={"fake": "tiny"}):
-        takers = dt.Stage("size", slow_size, on("a", 0.25), workers=16, slots=4)
+        takers = dt.Stage("size", slow_size, on("a", 0.25), workers=8, slots=4)
         stages = [dt.Stage("huge", huge, on("tiny"), workers=4), takers]
         found = list(run_on(ray_cluster.address, stages, jsonl(tmp_path, rows)))
     assert sorted(row["id"] for row in found) == list(range(rows))
@@ -397,7 +397,7 @@ if __name__ == "__main__":
     address = os.environ["DOVETAIL_TEST_RAY"]
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     ray.data.DataContext.get_current().enable_progress_bars = False
-    dataset = ray.data.from_items([{"id": n, "text": "x" * (n % 50)} for n in range(600)], override_num_blocks=7)
+    dataset = ray.data.from_items([{"id": n, "text": "x" * (n % 50)} for n in range(600)], override_num_blocks=3)
     wanted = [{"id": n, "n": n % 50, "t": 2 * n} for n in range(600)]
 
     run = dt.run(dt.Pipeline([dt.Stage("tag", tag, workers=2)]), dataset, engine="ray:auto", ordered=True)
@@ -411,7 +411,7 @@ if __name__ == "__main__":
 
     heard, decode_frame = [], agent_link.decode_frame
     agent_link.decode_frame = lambda frame: heard.append(len(frame)) or decode_frame(frame)
-    big = ray.data.range(400, override_num_blocks=4).map_batches(heavy)
+    big = ray.data.range(400, override_num_blocks=2).map_batches(heavy)
     again = {"sink": str(HERE / "out.jsonl"), "engine": "ray:auto"}
     run = dt.run(dt.Pipeline([dt.Stage("weigh", weigh, workers=2)]), big, run_dir=HERE / "run", **again)
     assert run.wait().status == "finished"

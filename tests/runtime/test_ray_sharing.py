@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
+from dovetail.streaming.settings import StreamOptions
 from ray_aids import HOLDS, RESTORED_S, driver, foreign_actor, node_id_of, patiently, until_available_is
 from runtime.aids import said_when_waiting
 from waiting import LONG, PATIENCE_S, until
@@ -24,10 +25,16 @@ if TYPE_CHECKING:
 
     from ray_aids import FakeCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.time_limit(600 if LONG else 150)]
+pytestmark = [pytest.mark.ray, pytest.mark.time_limit(600 if LONG else 150), pytest.mark.usefixtures("by_value")]
 
-REPLANS_S = 20.0
-"""Two replans of 5 s, and the start of agents and workers on an idle machine with a margin."""
+OFTEN = StreamOptions(eager=True, first_replan_s=1.0, replan_every_s=1.0)
+"""As usual, but a replan every second."""
+REPLANS_S = 12.0
+"""Two replans, and the start of agents and workers on an idle machine with a margin."""
+WHERE: dict[str, Any] = {} if LONG else {"labels": {"fake": "d"}}
+"""Each node of a run costs an agent."""
+EIGHTH: dict[str, Any] = {"cpus": 2 if LONG else 0.5, **WHERE}
+"""What a worker requests so that eight fit."""
 AT_ONCE_S = 0.5
 ENDS_OF_LIFE = ("ready", "stopped", "lost")
 
@@ -66,7 +73,7 @@ class Going:
     def __init__(self, cluster: FakeCluster, *stages: dt.Stage, **more: Any) -> None:
         self.count = 0
         self._enough = Event()
-        self.run = started(cluster, *stages, source=self._items(), **more)
+        self.run = started(cluster, *stages, source=self._items(), options=OFTEN, **more)
         self.got: list[int] = []
         self._taker = Thread(target=lambda: self.got.extend(self.run), daemon=True)
         self._taker.start()
@@ -89,8 +96,9 @@ class Going:
 # Fair shares
 
 BOTH = """
-import os, time
+import json, os, time
 import dovetail as dt
+from dovetail.streaming.settings import StreamOptions
 
 def slowly(items):
     time.sleep(0.1 * len(items))
@@ -104,9 +112,11 @@ def source():
     open(os.environ["NAME"] + ".count", "w").write(str(number))
 
 if __name__ == "__main__":
-    stages = [dt.Stage(name, slowly, dt.Resources(cpus=2), batch_size=1, fuse=False) for name in ("one", "two")]
-    name = os.environ["NAME"]
-    run = dt.run(dt.Pipeline(stages), source(), engine="ray:" + os.environ["DOVETAIL_TEST_RAY"], run_dir=name)
+    work = dt.Resources(**json.loads(os.environ["EIGHTH"]))
+    stages = [dt.Stage(name, slowly, work, batch_size=1, fuse=False) for name in ("one", "two")]
+    name, options = os.environ["NAME"], StreamOptions(eager=True, first_replan_s=1.0, replan_every_s=1.0)
+    engine = "ray:" + os.environ["DOVETAIL_TEST_RAY"]
+    run = dt.run(dt.Pipeline(stages), source(), engine=engine, run_dir=name, options=options)
     print("BEGUN", flush=True)
     found = sorted(run)
     assert found == list(range(int(open(name + ".count").read())))
@@ -133,7 +143,10 @@ def test_two_drivers_that_start_together_share_the_cluster_and_both_finish(
     before = ray_cluster.available()
     names = ["one", "two"]
     with ExitStack() as stack:
-        scripts = [stack.enter_context(driver(ray_cluster, tmp_path, BOTH, NAME=name)) for name in names]
+        scripts = [
+            stack.enter_context(driver(ray_cluster, tmp_path, BOTH, NAME=name, EIGHTH=json.dumps(EIGHTH)))
+            for name in names
+        ]
         for script in scripts:
             script.says("BEGUN")
         took = until_fair([tmp_path / name for name in names], 8, "both have about half of the cluster")
@@ -148,7 +161,7 @@ def test_a_second_run_gets_half_of_a_fully_used_cluster_also_in_the_same_process
     ray_cluster: FakeCluster,
 ) -> None:
     before = ray_cluster.available()
-    stages = [dt.Stage(name, slowly, dt.Resources(cpus=2), batch_size=1, fuse=False) for name in ("one", "two")]
+    stages = [dt.Stage(name, slowly, dt.Resources(**EIGHTH), batch_size=1, fuse=False) for name in ("one", "two")]
     first = Going(ray_cluster, *stages)
     until(lambda: first.workers == 8, "it uses the whole cluster")
     asked = time.monotonic()
@@ -210,7 +223,7 @@ def test_everything_is_back_soon_after_a_driver_has_ended_in_whichever_way(
     ray_cluster: FakeCluster, tmp_path: Path
 ) -> None:
     before = ray_cluster.available()
-    ways = {"a": "SIGKILL", "b": "SIGINT", "c": "raises", "d": "SIGTERM"}
+    ways = {"a": "SIGKILL", "d": "SIGTERM"} | ({"b": "SIGINT", "c": "raises"} if LONG else {})
     with ExitStack() as stack:
         scripts = {
             node: stack.enter_context(driver(ray_cluster, tmp_path, ENDS, HOW=how, NODE=node))
@@ -361,6 +374,7 @@ sink: out.jsonl
 """
 
 
+@pytest.mark.long  # tests/cli/test_ray_commands.py has a command that ends so
 def test_the_command_line_ends_with_3(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": 1}\n')
     (tmp_path / "steps.py").write_text(STEPS)

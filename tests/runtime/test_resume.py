@@ -312,8 +312,17 @@ def ids_of(path: Path) -> list[int]:
     return sorted(row["id"] for row in as_rows(path))
 
 
-@pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("kind", ["first", "middle", pytest.param("last", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kind", "fuse"),
+    [
+        ("first", True),
+        ("middle", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("first", False), ("middle", True), ("last", True), ("last", False))
+        ),
+    ],
+)
 def test_failed_items_are_retried_once(tmp_path: Path, kind: str, fuse: bool) -> None:
     killed = with_bad_rows(tmp_path, kind, fuse)
     bad = killed.said["bad"]
@@ -336,7 +345,12 @@ def test_failed_items_are_retried_once(tmp_path: Path, kind: str, fuse: bool) ->
 
 @pytest.mark.parametrize(
     "moment",
-    ["after-commit:2", "before-finish", pytest.param("after-finish", marks=pytest.mark.long), "before-discard"],
+    [
+        "after-commit:2",
+        pytest.param("before-finish", marks=pytest.mark.long),
+        pytest.param("after-finish", marks=pytest.mark.long),
+        "before-discard",
+    ],
 )
 def test_a_retry_that_was_killed_adds_its_rows_once(tmp_path: Path, moment: str) -> None:
     killed = with_bad_rows(tmp_path, "middle", fuse=False)

@@ -12,6 +12,7 @@ import pytest
 import dovetail as dt
 from dovetail.control.commands import HostedObject, RunBatches, StartWorker
 from dovetail.control.events import BatchesDone
+from dovetail.data import iterator_sink
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
 from dovetail.streaming.settings import StreamOptions
@@ -55,7 +56,11 @@ def test_items_may_be_dropped_and_multiplied() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ordered_output_is_in_the_order_of_the_source(workers: int) -> None:
+@pytest.mark.parametrize("sorted_at_once", [iterator_sink.MAX_SORTED_ITEMS, 1])
+def test_ordered_output_is_in_the_order_of_the_source(
+    workers: int, sorted_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iterator_sink, "MAX_SORTED_ITEMS", sorted_at_once)
     stages = [dt.Stage("jitter", jitter, workers=workers, fuse=False), dt.Stage("thrice", thrice, fuse=False)]
     found = list(run_of(*stages, source=range(300), ordered=True, cluster="1x(4cpu, 4GB)"))
     assert found == [number for number in range(300) for _ in range(3)]
@@ -475,3 +480,13 @@ class Kills:
             os.kill(os.getpid(), 9)
         found: list[Any] = self._work(items)
         return found
+
+
+class Word:
+    def __init__(self, text: str) -> None:
+        self.text = text.strip()
+
+
+def test_each_calls_a_class_whose_objects_cannot_be_called_with_every_item() -> None:
+    assert sorted(dt.run([dt.each(int)], ["1", "20"])) == [1, 20]
+    assert [word.text for word in dt.run([dt.each(Word)], [" a "])] == ["a"]

@@ -83,3 +83,14 @@ def test_an_improvement_holds_when_it_is_applied(cpus: float) -> None:
         if isinstance(one.change, Change):
             changed = dt.Pipeline([dt.Stage("fetch", same, dt.Resources(**one.change.values))])  # type: ignore[arg-type]
             assert dt.plan(changed, "1x(8cpu)", profiles=profiles).rate == pytest.approx(one.rate)
+
+
+def test_one_more_node_has_a_short_spec_and_no_run_is_offered_one() -> None:
+    pipeline = dt.Pipeline([dt.Stage("work", same)])
+    profiles = {"work": Profile(rate=50, cpu_s=0.02)}
+    plan = dt.plan(pipeline, "1x(2cpu, 24684100KB)", profiles=profiles)
+    (one,) = find_improvements(pipeline, plan, profiles)
+    assert one.reason == "one more node"
+    (fix,) = [line.strip() for line in one.lines(OptionSurface(plan.cluster))[1:]]
+    assert fix.startswith('--cluster "1x(2cpu, 23.5GB) + 1x(2cpu, 23.5GB)"  # 200 items/s')
+    assert find_improvements(pipeline, plan, profiles, nodes=False) == []

@@ -556,6 +556,7 @@ def test_stages_that_become_waves_for_lack_of_cpus_get_a_hint() -> None:
     light = [stage(name, rate=5.0) for name in "abcd"]
     plan = dt.plan(pipeline(*light), "1x(2cpu)")
     assert len(plan.waves) > 1
+    assert "not all units fit at once (they need 4 CPUs of 2)" in plan.reason
     (hint,) = [note for note in plan.notes if "would run at once" in note]
     assert "more than 0.5 CPUs" in hint
     fewer = [stage(name, rate=5.0, cpus=0.5) for name in "abcd"]

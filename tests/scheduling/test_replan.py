@@ -21,6 +21,7 @@ from dovetail.scheduling.sizing import size_units
 from scheduling.pipelines import stage
 from scheduling.replans import alone, carried_out, counted, planned, shape, snapshots
 from scheduling.strategies import often
+from waiting import LONG
 
 COLD = [json.loads(line) for line in (Path(__file__).parent / "data" / "cold.jsonl").read_text().splitlines()]
 
@@ -250,9 +251,9 @@ def test_a_thousand_nodes_are_replanned_within_a_second() -> None:
     assert taken_s <= 3.0
 
 
-@pytest.mark.parametrize("headroom", [1.0, 1.5])
-def test_the_workers_of_a_plan_are_not_changed(headroom: float) -> None:
-    for problem in COLD:
+@pytest.mark.parametrize(("headroom", "first"), [(1.0, 0), (1.5, 1)])
+def test_the_workers_of_a_plan_are_not_changed(headroom: float, first: int) -> None:
+    for problem in COLD if LONG else COLD[first::2]:
         cluster = dt.Cluster(
             tuple(
                 dt.Node(f"node-{i}", round(node["cpus"] * 1000), gpus=(dt.Gpu(),) * node["gpus"])

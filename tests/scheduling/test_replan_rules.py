@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dovetail as dt
-from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
+from dovetail.scheduling.replan.snapshot import ReplanRules, Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
 from dovetail.scheduling.replan.steps import replan
+from dovetail.streaming.replanner import rules_above_noise
 from scheduling.replans import carried_out, counted, planned, shape
 
 if TYPE_CHECKING:
@@ -129,6 +130,41 @@ def test_the_units_that_are_hardest_to_place_are_placed_first() -> None:
     whole = UnitSnapshot("whole", shape(cpus=1, gpus=1), rate=9.0)
     counts = replan(Snapshot(cluster, (share, whole), ())).counts
     assert counts == {"share": 4, "whole": 1}
+
+
+def test_noise_vetoes_small_gains_only_if_a_unit_near_the_slowest_is_unsure() -> None:
+    """12 busy workers and a free CPU: one worker more gains 8 %."""
+    slow = UnitSnapshot("slow", CPU, rate=1.0, backlogged=True)
+    idle = UnitSnapshot("idle", CPU, rate=100.0)
+    snapshot = Snapshot(dt.Cluster.parse("1x(14cpu)"), (slow, idle), cpu_workers(slow=12, idle=1))
+
+    def counts(slow_sure: float, idle_sure: float, idle_rate: float = 100.0) -> dict[str, int]:
+        units = (replace(slow, confidence=slow_sure), replace(idle, confidence=idle_sure, rate=idle_rate))
+        seen = replace(snapshot, units=units)
+        return dict(replan(seen, rules_above_noise(ReplanRules(), seen)).counts)
+
+    assert counts(1.0, 1.0) == {"slow": 13, "idle": 1}
+    assert counts(1.0, 0.1) == {"slow": 13, "idle": 1}, "an idle unit may be unsure"
+    assert counts(0.9, 1.0) == {"slow": 12, "idle": 1}, "the gain may be noise"
+    assert counts(1.0, 0.9, idle_rate=20.0) == {"slow": 12, "idle": 1}, "it is less than twice as fast"
+
+
+@pytest.mark.parametrize(
+    ("sure", "min_gain"), [(1.0, 0.03), (0.99, 0.03), (0.97, 0.06), (0.95, 0.1), (0.5, 0.1), (0.0, 0.1)]
+)
+def test_the_minimum_gain_grows_with_the_uncertainty_up_to_ten_percent(sure: float, min_gain: float) -> None:
+    unit = UnitSnapshot("unit", CPU, rate=1.0, confidence=sure)
+    seen = Snapshot(dt.Cluster.parse("1x(8cpu)"), (unit,), cpu_workers(unit=2))
+    assert rules_above_noise(ReplanRules(), seen).min_gain == pytest.approx(min_gain)
+
+
+def test_units_without_workers_or_a_rate_do_not_raise_the_minimum_gain() -> None:
+    unit = UnitSnapshot("unit", CPU, rate=1.0)
+    waiting = UnitSnapshot("waiting", CPU, rate=0.1, confidence=0.0)
+    unknown = UnitSnapshot("unknown", CPU, rate=None, confidence=0.0)
+    seen = Snapshot(dt.Cluster.parse("1x(8cpu)"), (unit, waiting, unknown), cpu_workers(unit=2, unknown=1))
+    assert rules_above_noise(ReplanRules(), seen) == ReplanRules()
+    assert rules_above_noise(ReplanRules(min_gain=0.2), replace(seen, units=(waiting,))).min_gain == 0.2
 
 
 def test_a_change_that_does_not_pay_within_the_horizon_is_not_made() -> None:

@@ -152,6 +152,7 @@ def test_on_error_fail_fails_the_run_with_the_stage_and_its_error(outcome: ItemO
     assert ("KeyError: 'url'" if isinstance(outcome, Raises) else "signal") in rig.error
     assert all(not stop.drain for stop in rig.all(StopWorker)), "all workers are stopped now"
     assert rig.stream.state.error == rig.stream.view(0.0).error
+    assert rig.stream.state.items_failed == 0, "the item that ends a run is not skipped"
 
 
 @pytest.mark.parametrize("outcome", [Raises(), Kills()], ids=["raises", "kills"])

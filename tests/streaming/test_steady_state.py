@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
 
 PROBLEMS = [json.loads(line) for line in (Path(__file__).parent / "data" / "problems.jsonl").read_text().splitlines()]
-IN_SHORT = 6
+IN_SHORT = 4
 REPLANS = 5
 SETTLED_S = 30.0
 """What the fifth replan starts must be set up and filled before a steady state can be measured."""

@@ -9,14 +9,13 @@ roles:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.actors.colocation import make_bundles, start_cycles
-from dovetail.actors.role import Affinity, Pool, Restart, Role, Scale, Together
-from dovetail.actors.role_fields import AFFINITY, POOL, RECORDS, RESTART, ROLE, SCALE, TOGETHER
+from dovetail.actors.role import Affinity, Health, Pool, Restart, Role, Scale, Together
+from dovetail.actors.role_fields import AFFINITY, HEALTH, POOL, RECORDS, RESTART, ROLE, SCALE, TOGETHER
 from dovetail.actors.role_problems import system_problems
 from dovetail.actors.role_profiles import complete_role
 from dovetail.actors.simulation_fields import (
@@ -41,15 +40,17 @@ from dovetail.documents.fields import (
 )
 from dovetail.documents.parser import read_document
 from dovetail.documents.yaml_surface import YAML
-from dovetail.errors import Problem, ResourceError
+from dovetail.pipeline.file_reader import FileReader
+from dovetail.pipeline.overrides import override_values
 from dovetail.pipeline.stage_fields import NAME
-from dovetail.resources.resources import RESOURCES, Resources
+from dovetail.resources.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from dovetail.documents.fields import Located
+    from dovetail.errors import Fix, Problem
 
 EXAMPLE_ROLE = {"name": "trainer", "cls": "my_package.my_module:Trainer"}
 EXAMPLE_FILE = {"roles": [EXAMPLE_ROLE]}
@@ -58,6 +59,7 @@ OBJECTS: dict[str, tuple[type, object]] = {
     "together": (Together, "train"),
     "affinity": (Affinity, {"near": ["trainer"]}),
     "restart": (Restart, "always"),
+    "health": (Health, {"failure_threshold": 5}),
     "scale": (Scale, {"target": 4}),
 }
 """Keys of a role whose value is a mapping in a file and an object in Python, with an example."""
@@ -79,7 +81,7 @@ ACTORS_FILE = Record(
         Field("simulate", SIMULATION_VALUE, "Call pattern and service times for `dovetail simulate`."),
     ),
 )
-FILE_RECORDS = (ACTORS_FILE, ROLE, TOGETHER, AFFINITY, POOL, SCALE, RESTART, SIMULATION, CLIENT, METHOD, STORE)
+FILE_RECORDS = (ACTORS_FILE, ROLE, TOGETHER, AFFINITY, POOL, SCALE, RESTART, HEALTH, SIMULATION, CLIENT, METHOD, STORE)
 
 
 def schema() -> Schema:
@@ -117,8 +119,10 @@ class ParsedActorsFile:
         return ("roles",)
 
 
-def read_actors_file(path: str | Path) -> ParsedActorsFile:
-    return _ActorsFileReader(read_document(path)).file()
+def read_actors_file(path: str | Path, sets: Sequence[str] = ()) -> ParsedActorsFile:
+    """`sets`: values of the command line (`--set roles.rollout.workers=4`)."""
+    document = read_document(path)
+    return _ActorsFileReader(override_values(document, sets) if sets else document).file()
 
 
 def parse_actors_data(data: object) -> ParsedActorsFile:
@@ -144,35 +148,27 @@ def _path_of_group(problem: Problem, roles: Sequence[Role]) -> KeyPath:
     return ("roles",)
 
 
-class _ActorsFileReader:
-    """Collects all problems, so that they can be fixed at once."""
-
-    def __init__(self, document: Document) -> None:
-        self.document = document
-        self.problems: list[Problem] = []
-        self.given: list[set[str]] = []
-        """Keys of each role that can be checked; a key that is missing or wrong is reported once."""
-
+class _ActorsFileReader(FileReader):
     def file(self) -> ParsedActorsFile:
-        top = self._mapping((), self.document.data, ACTORS_FILE, EXAMPLE_FILE)
+        top = self.mapping((), self.document.data, ACTORS_FILE, EXAMPLE_FILE)
         entries = top.get("roles", ())
         if not isinstance(entries, list | tuple):
-            self._report(("roles",), WrongValue(entries, "a list", instead=([EXAMPLE_ROLE],)))
+            self.report(("roles",), WrongValue(entries, "a list", instead=([EXAMPLE_ROLE],)))
             entries = ()
-        roles = tuple(self._role(("roles", number), entry) for number, entry in enumerate(entries))
+        roles = tuple(self._role(number, entry) for number, entry in enumerate(entries))
         pools = self._pools(top.get("pools", {}))
         name = top.get("name", "actors")
         formless = not roles and bool(self.problems)
         for path, problem in find_problems(roles, pools, name):
-            if self._was_given(path) and not (formless and path == ("roles",)):
-                self._add(path, problem)
+            if self.was_given(path) and not (formless and path == ("roles",)):
+                self.add(path, problem)
         simulation = self._simulation(top["simulate"], roles) if "simulate" in top else None
-        problems = tuple(sorted(self.problems, key=self._line_and_column))
+        problems = self.sorted_problems()
         return ParsedActorsFile(self.document, name, roles, pools, problems, simulation)
 
     def _simulation(self, entry: object, roles: Sequence[Role]) -> Mapping[str, Any] | None:
         if not isinstance(entry, Mapping):
-            self._report(("simulate",), WrongValue(entry, "a mapping", instead=(EXAMPLE_SIMULATION,)))
+            self.report(("simulate",), WrongValue(entry, "a mapping", instead=(EXAMPLE_SIMULATION,)))
             return None
         mistakes = list(SIMULATION.mistakes(entry))
         for mistake in mistakes:
@@ -180,15 +176,16 @@ class _ActorsFileReader:
             self.problems.append(replace(problem, place=self.document.place(("simulate", *mistake.path))))
         if not self.problems:
             for path, problem in simulation_problems(entry, roles):
-                self._add(("simulate", *path), problem)
+                self.add(("simulate", *path), problem)
         return entry
 
-    def _role(self, path: KeyPath, entry: object) -> Role:
-        values = self._mapping(path, entry, ROLE, EXAMPLE_ROLE)
+    def _role(self, number: int, entry: object) -> Role:
+        path = ("roles", number)
+        values = self.mapping(path, entry, ROLE, EXAMPLE_ROLE)
         name = values.get("name")
         called = f"role {name!r}" if isinstance(name, str) else dotted_path("", path)
         if values.get("resources") is not None:
-            values["resources"] = self._resources((*path, "resources"), values["resources"], called)
+            values["resources"] = self.resources((*path, "resources"), values["resources"], called)
         for key, (kind, example) in OBJECTS.items():
             value = values.get(key)
             if value is None or (isinstance(value, str) and key in MAY_BE_TEXT):
@@ -196,18 +193,18 @@ class _ActorsFileReader:
             if isinstance(value, Mapping) or key not in MAY_BE_TEXT:
                 values[key] = self._object((*path, key), value, kind, example)
             else:
-                self._report((*path, key), WrongValue(value, "a text or a mapping", instead=(example,)))
+                self.report((*path, key), WrongValue(value, "a text or a mapping", instead=(example,)))
                 values[key] = None
             if values[key] is None:
                 del values[key]
         if isinstance(values.get("workers"), list):
             values["workers"] = tuple(values["workers"])
-        self.given.append(set(values))
+        self.given[number] = set(values)
         return Role(**{"name": None, "cls": None, **values})
 
     def _pools(self, entries: object) -> dict[str, Pool]:
         if not isinstance(entries, Mapping):
-            self._report(("pools",), WrongValue(entries, "a mapping", instead=({"gpu": EXAMPLE_POOL},)))
+            self.report(("pools",), WrongValue(entries, "a mapping", instead=({"gpu": EXAMPLE_POOL},)))
             return {}
         found = {name: self._object(("pools", name), entry, Pool, EXAMPLE_POOL) for name, entry in entries.items()}
         return {str(name): pool or Pool() for name, pool in found.items()}
@@ -216,48 +213,12 @@ class _ActorsFileReader:
         """The object of a mapping; None if it has mistakes, which are reported."""
         before = len(self.problems)
         record = RECORDS[kind]
-        known = self._mapping(path, entry, record, example)
+        known = self.mapping(path, entry, record, example)
         for name, mistake in record.value_mistakes(known):
-            self._report((*path, name, *mistake.path), mistake)
+            self.report((*path, name, *mistake.path), mistake)
         return kind(**known) if len(self.problems) == before else None
 
-    def _resources(self, path: KeyPath, entry: object, called: str) -> Resources:
-        known = self._mapping(path, entry, RESOURCES, {"cpus": 1})
-        try:
-            return Resources(**known)
-        except ResourceError as error:
-            for problem in error.problems:
-                setting = problem.subject.name if problem.subject is not None else ""
-                about = (setting,) if setting in known else ()
-                self._add((*path, *about), replace(problem, message=f"{called}: {problem.message}"))
-            return Resources()
-
-    def _mapping(self, path: KeyPath, data: object, record: Record, example: object) -> dict[str, Any]:
-        """The values of known keys; unknown and missing keys are problems."""
-        if not isinstance(data, Mapping):
-            self._report(path, WrongValue(data, "a mapping", instead=(example,)))
-            return {}
-        for mistake in record.key_mistakes(data):
-            problem = file_problem(mistake, path)
-            self.problems.append(replace(problem, place=self.document.place((*path, *mistake.path))))
-        return {key: data[key] for key in record.names if key in data}
-
-    def _report(self, path: KeyPath, mistake: Any) -> None:
-        problem = file_problem(replace(mistake, path=path))
-        self.problems.append(replace(problem, place=self.document.place(path)))
-
-    def _add(self, path: KeyPath, problem: Problem) -> None:
-        fixes = YAML.fixes(problem)
+    def fixes(self, path: KeyPath, problem: Problem) -> tuple[Fix, ...]:
         if path == ("roles",) and not self.given:
-            fixes = (YAML.assignment("roles", [EXAMPLE_ROLE]),)
-        self.problems.append(replace(problem, fixes=fixes, place=self.document.place(path)))
-
-    def _was_given(self, path: KeyPath) -> bool:
-        match path:
-            case ("roles", int(number), str(key), *_):
-                return key in self.given[number]
-        return True
-
-    def _line_and_column(self, problem: Problem) -> tuple[int, ...]:
-        found = re.search(r":(\d+):(\d+)$", problem.place) if self.document.root is not None else None
-        return (int(found[1]), int(found[2])) if found else ()
+            return (YAML.assignment("roles", [EXAMPLE_ROLE]),)
+        return super().fixes(path, problem)

@@ -13,10 +13,10 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from threading import RLock, Timer
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dovetail.actors.directory import InstanceState, instance_name
-from dovetail.control.engine import DEFAULT_CALL, CallNotSentError, CallOptions, DeadlineExceededError, WorkerLostError
+from dovetail.control.engine import CallNotSentError, CallOptions, DeadlineExceededError, WorkerLostError
 from dovetail.errors import ActorLostError, CallTimeoutError, Problem, Subject
 
 if TYPE_CHECKING:
@@ -33,6 +33,15 @@ class SendCall(Protocol):
     def __call__(
         self, options: CallOptions, worker: int, hosted: str, method: str, /, *args: Any, **named: Any
     ) -> Future[Any]: ...
+
+
+class CallHere(NamedTuple):
+    """Calls of the objects of this process."""
+
+    worker: int
+    rank: int
+    call: Callable[[str, str, tuple[Any, ...], dict[str, Any]], Future[Any]]
+    """(hosted, method, args, named); its futures can be awaited."""
 
 
 class CallSettings(NamedTuple):
@@ -208,11 +217,11 @@ class CallRouter:
         directory: Directory,
         *,
         sends_deadlines: bool,
-        process: tuple[int, int] | None = None,
+        here: CallHere | None = None,
     ) -> None:
-        """`sends_deadlines`: `send` ends calls at their deadlines. `process`: worker and rank of this process."""
+        """`sends_deadlines`: `send` ends calls at their deadlines. `here`: for calls within this process."""
         self._send = send
-        self._process = process
+        self._here = here
         self._sends_deadlines = sends_deadlines
         self._directory = directory
         self._calls: dict[tuple[str, int], InstanceCalls] = {}
@@ -266,6 +275,8 @@ class CallRouter:
 
     def least_loaded(self, role: str) -> int:
         instances = self._directory.roles[role].instances
+        if len(instances) == 1:
+            return 0
         turn = self._turns[role] = self._turns.get(role, -1) + 1
         best, best_load = -1, (True, 0)
         count = len(instances)
@@ -303,22 +314,26 @@ class CallRouter:
 
     def call_directly(
         self, role: str, index: int, rank: int, method: str, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> CallFuture | None:
+    ) -> Future[Any] | None:
         """Call an instance in this process, which cannot be lost or restarted without its caller; None: it is in
         another one."""
-        address = self.address(role, index)
-        if (address.worker, rank) != self._process or self._closed_reason or not address.is_expected:
+        here = self._here
+        if here is None:
             return None
+        instances = self._directory.roles[role].instances
+        address = instances[index]
+        if address.worker != here.worker or rank != here.rank or self._closed_reason or not address.is_expected:
+            return None
+        if len(instances) == 1:  # nothing to choose from by load
+            return here.call(address.hosted, method, args, named)
         calls = self._calls.get((role, index))
         if calls is None:
             calls = self._calls.setdefault((role, index), InstanceCalls())
         with calls.lock:
-            if calls.waiting:
-                return None
             calls.outstanding += 1
-        sent = self._send(DEFAULT_CALL, self._process[0], address.hosted, method, *args, **named)
+        sent = here.call(address.hosted, method, args, named)
         sent.add_done_callback(calls.on_direct_end)
-        return cast("CallFuture", sent)  # futures of workers have the same methods
+        return sent
 
     def submit(self, call: Call) -> CallFuture:
         if not self._sends_deadlines:

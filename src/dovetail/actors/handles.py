@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.actors.call_router import Call, CallFutures, CallSettings
 from dovetail.errors import did_you_mean
@@ -33,11 +33,13 @@ class ActorHandles:
         if name.startswith("_"):
             raise AttributeError(name)
         self._check(name, AttributeError)
-        return RoleHandle(self._router, name)
+        found = self.__dict__[name] = RoleHandle(self._router, name)  # found there from now on
+        return found
 
     def __getitem__(self, name: str) -> RoleHandle:
         self._check(name, KeyError)
-        return RoleHandle(self._router, name)
+        found: RoleHandle = getattr(self, name)
+        return found
 
     def __contains__(self, name: object) -> bool:
         return name in self._router.roles
@@ -72,12 +74,12 @@ class RoleHandle:
         settings = CallSettings(deadline_s, self._settings.retries if retries is None else retries)
         return RoleHandle(self._router, self.role, settings)
 
-    @property
+    @cached_property
     def one(self) -> Methods:
         """The instance with the fewest calls outstanding, for each call."""
         return Methods(self, partial(self._router.least_loaded, self.role))
 
-    @property
+    @cached_property
     def next(self) -> Methods:
         """Each instance in turn."""
         return Methods(self, partial(self._router.next_in_turn, self.role))
@@ -141,7 +143,7 @@ class RoleHandle:
         if self._settings.deadline_s is None:
             direct = self._router.call_directly(self.role, index, rank, method, args, named)
             if direct is not None:
-                return direct
+                return cast("CallFuture", direct)  # futures of workers have the same methods
         return self._router.submit(Call(self.role, index, rank, method, args, named, self._settings, choose))
 
     @property
@@ -192,7 +194,8 @@ class _ByName:
         if name.startswith("__"):
             raise AttributeError(name)
         self._handle.check_method(name)
-        return partial(self._call, name)
+        found = self.__dict__[name] = partial(self._call, name)  # found there from now on
+        return found
 
     def _call(self, method: str, /, *args: Any, **named: Any) -> Any:
         raise NotImplementedError

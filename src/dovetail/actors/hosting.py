@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.actors.directory import instance_name
 from dovetail.engines.object_loader import import_object
-from dovetail.engines.unit_executor import call_setup
+from dovetail.engines.unit_executor import call_setup, is_awaitable
 from dovetail.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 LATENCIES_KEPT = 512
 RATE_WINDOW_S = 10.0
-HEALTH_TIMEOUT_S = 1.0
+QUICK_HEALTH_S = 0.05
+"""Time for which an answer waits for a check; slower ones are reported with a later heartbeat."""
 
 
 class CallRecord:
@@ -105,7 +106,7 @@ class HostedActor:
         self._connect(worker, context)
         make = import_object(self._make, f"role {role!r}: cls=") if isinstance(self._make, str) else self._make
         actor = self._actor = make(*self._args, **self._kwargs)
-        if not hasattr(actor, "worker"):
+        if getattr(actor, "worker", None) is None:
             with suppress(AttributeError, TypeError):  # an object with slots
                 actor.worker = worker
         setup = getattr(actor, "setup", None)
@@ -116,7 +117,7 @@ class HostedActor:
             self._finish(on_restart())
 
     def _connect(self, worker: Worker, context: WorkerContext) -> None:
-        from dovetail.actors.call_router import CallRouter
+        from dovetail.actors.call_router import CallHere, CallRouter
         from dovetail.actors.handles import ActorHandles
 
         self._record = CallRecord()
@@ -124,7 +125,7 @@ class HostedActor:
             partial(_call_worker, worker),
             context.directory,
             sends_deadlines=False,
-            process=(worker.id, worker.rank),
+            here=None if worker.call_here is None else CallHere(worker.id, worker.rank, worker.call_here),
         )
         worker.actors = ActorHandles(self._router)
 
@@ -133,12 +134,13 @@ class HostedActor:
         if callable(teardown):
             self._finish(teardown())
 
-    def _finish(self, made: Any) -> None:
+    def _finish(self, made: Any) -> Any:
         """Await the result of an async method in the event loop in which the others run."""
-        if inspect.isawaitable(made):
-            if self._worker.run_async is None:
-                raise RuntimeError("this engine does not run async methods")
-            self._worker.run_async(made)
+        if not inspect.isawaitable(made):
+            return made
+        if self._worker.run_async is None:
+            raise RuntimeError("this engine does not run async methods")
+        return self._worker.run_async(made)
 
     # --- calls
 
@@ -166,7 +168,7 @@ class HostedActor:
                 record.end(number, failed=True)
                 self._add_notes(error)
                 raise
-            if inspect.isawaitable(value):
+            if is_awaitable(value):
                 return finish(number, value)
             record.end(number)
             return value
@@ -196,34 +198,25 @@ class HostedActor:
     def _dovetail_directory(self, pickled: bytes) -> None:
         self._router.update(pickle.loads(pickled))  # noqa: S301 - from our driver
 
-    def _dovetail_status(self) -> Any:
-        """Figures of its calls, and what its `health` says; awaitable if `health` is async."""
+    def _dovetail_status(self, check: bool = False, timeout_s: float = 1.0) -> dict[str, Any]:
+        """Figures of its calls, and what is wrong by its `health` (None: the check is still running). `check`: begin a
+        new check unless one is running."""
         found = self._record.snapshot()
         health = getattr(self._actor, "health", None)
         if not callable(health):
             return found
-        if inspect.iscoroutinefunction(health):
-            return self._await_health(found, health)
-        if self._health is None or self._health.is_finished:
-            self._health = HealthCheck(health)
-        found["health"] = self._health.answer(HEALTH_TIMEOUT_S)
-        return found
-
-    async def _await_health(self, found: dict[str, Any], health: Callable[[], Any]) -> dict[str, Any]:
-        import asyncio
-
-        try:
-            found["health"] = _health_text(await asyncio.wait_for(health(), HEALTH_TIMEOUT_S))
-        except Exception as error:
-            found["health"] = f"health: {type(error).__name__}: {error}"
+        if self._health is None or (check and self._health.is_finished):
+            self._health = HealthCheck(health, self._finish)
+        found["health"] = self._health.problem(timeout_s)
         return found
 
 
 class HealthCheck:
     """One call of `health` in a thread of its own: one that blocks must not block other control calls."""
 
-    def __init__(self, health: Callable[[], Any]) -> None:
-        self._health = health
+    def __init__(self, health: Callable[[], Any], finish: Callable[[Any], Any]) -> None:
+        """`finish` awaits the result of an async method."""
+        self._health, self._await = health, finish
         self._began = time.monotonic()
         self._done = Event()
         self._text = ""
@@ -231,7 +224,7 @@ class HealthCheck:
 
     def _run(self) -> None:
         try:
-            self._text = _health_text(self._health())
+            self._text = _health_text(self._await(self._health()))
         except BaseException as error:
             self._text = f"health: {type(error).__name__}: {error}"
         self._done.set()
@@ -240,11 +233,12 @@ class HealthCheck:
     def is_finished(self) -> bool:
         return self._done.is_set()
 
-    def answer(self, timeout_s: float) -> str:
-        """What is wrong; empty: nothing."""
-        if self._done.wait(timeout_s):
+    def problem(self, timeout_s: float) -> str | None:
+        """What is wrong; empty: nothing; None: not known yet."""
+        if self._done.wait(min(timeout_s, QUICK_HEALTH_S)):
             return self._text
-        return f"health() has not returned for {time.monotonic() - self._began:.0f} s"
+        seconds = time.monotonic() - self._began
+        return f"health() has not returned for {seconds:.0f} s" if seconds >= timeout_s else None
 
 
 def _call_worker(

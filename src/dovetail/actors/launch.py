@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from dovetail.actors.call_router import CallRouter
 from dovetail.actors.claim_plan import planned_processes, to_claim_plan
 from dovetail.actors.directory import RoleMethods
+from dovetail.actors.health import HealthLimits
+from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
 from dovetail.actors.hosting import HostedActor
 from dovetail.actors.live_system import (
     ActiveSystem,
     DirectoryPublisher,
-    HeartbeatMonitor,
     LiveSystem,
     SystemWatch,
     requests,
@@ -33,7 +35,7 @@ from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.stage_code import StageCode
 from dovetail.runtime.assembly import LaunchOptions, create_locked_run, describe_run
 from dovetail.runtime.delayed_telemetry import DelayedTelemetry
-from dovetail.runtime.sites import WorkerEnvironment, open_site
+from dovetail.runtime.sites import LocalSite, WorkerEnvironment, open_site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +66,8 @@ def launch_system(
     """See `ActorSystem.launch`."""
     end = time.monotonic() + parse_duration(deadline)
     with ExitStack() as undo:
-        site = open_site(engine, share=share, env_from=_env_from(system.roles, env_from))
+        _check_variables(system.roles)
+        site = open_site(engine, share=share, env_from=tuple(env_from))
         site.check_runtime_envs(system.roles)
         plan_for = partial(_claim_plan, system)
         exclusive_plan = plan_for(site.cluster(cluster))
@@ -75,7 +78,7 @@ def launch_system(
         undo.callback(admission.release)
         running = site.start_engine(admission, WorkerEnvironment(folder.path))
         undo.callback(running.close)
-        definition = _definition(system)
+        definition = _definition(system, sends_all_variables=isinstance(site, LocalSite))
         running.prepare(definition.hosted.values())
         controller = ActorController(
             definition,
@@ -83,8 +86,11 @@ def launch_system(
             admission.plan.cluster,
             deadline_s=max(0.0, end - time.monotonic()),
             reserved=admission.reserved,
+            rendezvous_seed=1 + int.from_bytes(os.urandom(4), "big"),
         )
-        monitor = HeartbeatMonitor(controller, running)
+        monitor = HeartbeatMonitor(
+            controller, running, {role.name: HealthLimits.of(role.health_rules) for role in system.roles}
+        )
         recorder = Recorder(
             folder,
             describe_run(site, admission.plan, options, ()),
@@ -117,8 +123,13 @@ def _claim_plan(system: ActorSystem, cluster: Cluster | str) -> Plan:
     return to_claim_plan(system.plan(cluster), system.bundles)
 
 
-def _env_from(roles: Sequence[Role], more: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*more, *(name for role in roles for name in role.env_from)]))
+def _check_variables(roles: Sequence[Role]) -> None:
+    """ConfigError if a variable of `env_from` is not set, or must not be sent."""
+    named = [name for role in roles for name in role.env_from]
+    if named:
+        from dovetail.engines.ray.environment import select_variables
+
+        select_variables(os.environ, named)
 
 
 def _admit(site: Site, run: str, plan: Plan, plan_for: Any, *, wait: bool, timeout_s: float) -> Admission:
@@ -134,20 +145,23 @@ def _admit(site: Site, run: str, plan: Plan, plan_for: Any, *, wait: bool, timeo
         ) from None
 
 
-def _definition(system: ActorSystem) -> SystemDefinition:
+def _definition(system: ActorSystem, *, sends_all_variables: bool) -> SystemDefinition:
     return SystemDefinition(
         system.name,
         system.roles,
         system.bundles,
         system.pools,
-        {role.name: _hosted(role) for role in system.roles},
+        {role.name: _hosted(role, sends_all_variables=sends_all_variables) for role in system.roles},
         {role.name: _methods(role) for role in system.roles},
     )
 
 
-def _hosted(role: Role) -> HostedObject:
+def _hosted(role: Role, *, sends_all_variables: bool) -> HostedObject:
     actor = HostedActor(role.cls, tuple(role.args), dict(role.kwargs))
-    code = StageCode(role.name, actor, env=role.env, runtime_env=role.runtime_env)
+    env = role.env
+    if role.env_from and not sends_all_variables:  # only its own processes get them
+        env = {**{name: os.environ[name] for name in role.env_from}, **(role.env or {})}
+    code = StageCode(role.name, actor, env=env, runtime_env=role.runtime_env)
     return HostedObject(role.name, (code,), role.slots or 1)
 
 

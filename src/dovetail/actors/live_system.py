@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Event as ThreadEvent
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -13,9 +12,10 @@ from dovetail.actors.directory import InstanceState
 from dovetail.actors.handles import ActorHandles, RoleHandle
 from dovetail.actors.scaling_thread import ScalingThread
 from dovetail.actors.system_controller import SystemPhase
-from dovetail.actors.system_status import Heartbeat, SystemStatus, instance_rows
+from dovetail.actors.system_status import SystemStatus, instance_rows
+from dovetail.actors.usage_advice import usage_advice
 from dovetail.control.commands import Note, StartWorker
-from dovetail.control.engine import CallOptions, WorkerLostError
+from dovetail.control.engine import CallOptions
 from dovetail.control.events import CancelRun, Drain, PinWorkers
 from dovetail.control.lifecycle import RunState
 from dovetail.errors import ConfigError, DovetailError, Problem, RunError, Subject, did_you_mean
@@ -26,11 +26,11 @@ from dovetail.runtime.run_loop import run_with_observers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from concurrent.futures import Future
     from types import TracebackType
 
     from dovetail.actors.call_router import CallRouter
     from dovetail.actors.directory import Directory
+    from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
     from dovetail.actors.scaling_thread import ScaledRole
     from dovetail.actors.system_controller import ActorController
     from dovetail.control.commands import Command
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from dovetail.runtime.sites import RunEngine
     from dovetail.scheduling.plan import Plan
 
-HEARTBEAT_S = 2.0
-LATE_S = 3 * HEARTBEAT_S
 NOT_STARTED, FAILED, BAD_COUNT = "DT522", "DT523", "DT524"
 STOP_MARGIN_S = 10.0
 """Time for the end of processes that are killed."""
@@ -106,51 +104,6 @@ class DirectoryPublisher:
 def _targets(directory: Directory) -> dict[str, list[tuple[int | None, bool]]]:
     """What callers need to know: the worker of each instance, and whether calls may be sent."""
     return {role: [(one.worker, one.is_expected) for one in entry.instances] for role, entry in directory.roles.items()}
-
-
-class HeartbeatMonitor:
-    """Observer that asks every instance for its figures and its health, without waiting for the answers."""
-
-    def __init__(self, controller: ActorController, engine: RunEngine) -> None:
-        self._controller, self._engine = controller, engine
-        self._due = float("-inf")
-        self.heartbeats: dict[tuple[str, int], Heartbeat] = {}
-
-    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002 - the port's
-        if now >= self._due:
-            self._due = now + HEARTBEAT_S
-            self.ask_all(now)
-
-    def ask_all(self, now: float) -> list[Future[Any]]:
-        """Ask all instances that are ready and have answered the last time."""
-        asked, current = [], {}
-        for process in self._controller.processes:
-            if process.worker is None or process.state is not InstanceState.READY:
-                continue
-            for hosted, instance in zip(process.hosted_names, process.instances, strict=True):
-                beat = self.heartbeats.get(instance)
-                if beat is None or beat.worker != process.worker:
-                    beat = Heartbeat(process.worker, now)
-                elif beat.asked_at > beat.answered_at:
-                    current[instance] = beat
-                    continue
-                current[instance] = beat
-                beat.asked_at = now + 1e-9
-                future = self._engine.call(process.worker, hosted, "_dovetail_status")
-                future.add_done_callback(partial(self._on_answer, beat))
-                asked.append(future)
-        self.heartbeats = current
-        return asked
-
-    def _on_answer(self, beat: Heartbeat, done: Future[Any]) -> None:
-        if done.cancelled() or isinstance(done.exception(), WorkerLostError):
-            return  # its loss is reported
-        error = done.exception()
-        beat.figures = done.result() if error is None else {**beat.figures, "health": f"{error}"}
-        beat.answered_at = max(beat.asked_at, self._engine.now())
-
-    def close(self, now: float) -> None:
-        pass
 
 
 class SystemWatch:
@@ -243,6 +196,7 @@ class LiveSystem(RunHandle):
         self._system = active
         self._handles = ActorHandles(active.router)
         self._is_failure_raised = False
+        self._shapes = {unit.name: unit.shape for unit in active.plan.units}
         self._start()
 
     def _drive(self) -> None:
@@ -275,15 +229,21 @@ class LiveSystem(RunHandle):
             list(controller.processes),
             self._engine.now(),
             self._system.monitor.heartbeats,
-            LATE_S,
             self._system.telemetry.memory_of,
             lambda worker: pids[worker][1] if worker in pids else (),
             self._system.router.outstanding,
         )
-        state = controller.state
-        if state is InstanceState.READY and any(row.state != InstanceState.READY.value for row in rows):
-            state = InstanceState.DEGRADED
-        return SystemStatus(self.name, self.folder.name, state.value, controller.error, tuple(rows))
+        advice = usage_advice(self._system.telemetry.units(), self._shapes, self._ready_s())
+        return SystemStatus(self.name, self.folder.name, controller.state.value, controller.error, tuple(rows), advice)
+
+    def _ready_s(self) -> dict[str, float]:
+        """Kind of process -> how long its oldest process has been ready."""
+        now, found = self._engine.now(), dict.fromkeys(self._shapes, 0.0)
+        for process in list(self._system.controller.processes):
+            state, _, since = process.instance_state(process.instances[0])
+            if state is InstanceState.READY:
+                found[process.template.unit] = max(found.get(process.template.unit, 0.0), now - since)
+        return found
 
     def counts(self) -> dict[str, int]:
         """Role -> instances that run or are starting."""

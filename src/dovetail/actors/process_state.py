@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dovetail.actors.directory import InstanceAddress, InstanceState
+from dovetail.actors.health import UnhealthyInstance
+from dovetail.control.lifecycle import checked_move
 from dovetail.pipeline.durations import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dovetail.actors.colocation import ProcessTemplate
+    from dovetail.actors.health import HealthChecked
     from dovetail.actors.role import Role
     from dovetail.resources.seat import Seats
 
@@ -78,6 +81,12 @@ class ProcessState:
     """When it is due to be started; None: not now."""
     is_stopping: bool = False
     """Whether its stop was sent."""
+    unhealthy: dict[tuple[str, int], UnhealthyInstance] = field(default_factory=dict)
+    """Its instances whose last health check failed."""
+    kill_reason: str = ""
+    """Why it is being killed to be restarted."""
+    on_move: Callable[[ProcessState], object] | None = None
+    """Called after each change of state or reason."""
     _recent_restarts: deque[float] = field(default_factory=deque)
 
     @property
@@ -96,25 +105,48 @@ class ProcessState:
         return tuple(names)
 
     def address(self, position: int) -> InstanceAddress:
-        return InstanceAddress(self.state, self.worker, self.hosted_names[position], self.incarnation, self.reason)
+        state, reason, _ = self.instance_state(self.instances[position])
+        return InstanceAddress(state, self.worker, self.hosted_names[position], self.incarnation, reason)
+
+    def instance_state(self, instance: tuple[str, int]) -> tuple[InstanceState, str, float]:
+        """State, reason and since when; an instance that is not healthy is degraded."""
+        unhealthy = self.unhealthy.get(instance)
+        if unhealthy is None or self.state is not InstanceState.READY:
+            return self.state, self.reason, self.since
+        return InstanceState.DEGRADED, unhealthy.problem, unhealthy.since
 
     def _move(self, now: float, state: InstanceState, reason: str) -> None:
-        assert (self.state, state) in LEGAL_MOVES, f"{self.name}: {self.state.value} -> {state.value}"
-        if self.state is not state:
+        before = self.state, self.reason
+        self.state = checked_move(LEGAL_MOVES, self.state, state, self.name)
+        self.reason = reason
+        if before[0] is not state:
             self.since = now
-        self.state, self.reason = state, reason
+        if state is not InstanceState.READY:
+            self.unhealthy = {}
+        if self.on_move is not None and before != (state, reason):
+            self.on_move(self)
 
     # --- life
 
     def start(self, now: float, worker: int) -> None:
+        self.incarnation += 1
         self._move(now, InstanceState.STARTING, "starting")
         self.since = now
-        self.worker, self.start_at = worker, None
-        self.incarnation += 1
+        self.worker, self.start_at, self.kill_reason = worker, None, ""
 
     def on_ready(self, now: float) -> None:
         if self.state is InstanceState.STARTING:
             self._move(now, InstanceState.READY, "")
+
+    def on_health_checked(self, now: float, event: HealthChecked) -> UnhealthyInstance | None:
+        """Remember the outcome of a check; returns what is wrong with the instance."""
+        before = self.unhealthy.pop(event.instance, None)
+        if not event.problem:
+            return None
+        failures = (0 if before is None else before.failures) + event.counts
+        found = UnhealthyInstance(event.problem, now if before is None else before.since, failures)
+        self.unhealthy[event.instance] = found
+        return found
 
     def drain(self, now: float, reason: str) -> None:
         """Take no more calls. A process that is waiting for its restart is dead at once."""

@@ -89,6 +89,22 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Health:
+    """Checks of the method `health` of a class that has one, as by a liveness probe of Kubernetes.
+
+    A check fails if `health` raises, returns False, or does not return in time. The first failure makes the instance
+    degraded; after several in succession its process is killed, and restarted by its policy."""
+
+    _: KW_ONLY
+    period: float | str = "10s"
+    """Time between checks."""
+    timeout: float | str = "1s"
+    """Time in which `health` must return."""
+    failure_threshold: int = 3
+    """Consecutive failures that end the process of the instance."""
+
+
+@dataclass(frozen=True)
 class Role:
     """One kind of long-lived actor: its class, the number of instances, and the resources of each."""
 
@@ -121,6 +137,8 @@ class Role:
     """Variables of the driver that its processes get as well; on other machines they get only a few by default."""
     runtime_env: Mapping[str, Any] | None = None
     restart: Restart | RestartPolicy = "always"
+    health: Health | None = None
+    """Limits of health checks; None: the defaults."""
     after: Sequence[str] = ()
     """Roles that must be ready before this one starts."""
     calls: Sequence[str] = ()
@@ -155,3 +173,7 @@ class Role:
     @property
     def restart_rules(self) -> Restart:
         return Restart(self.restart) if isinstance(self.restart, str) else self.restart
+
+    @property
+    def health_rules(self) -> Health:
+        return Health() if self.health is None else self.health

@@ -47,6 +47,10 @@ def _rows(plan: ActorPlan, role: Role, pools: Mapping[str, Pool]) -> Iterator[tu
         yield "restart", f"at most {rules.limit} times in {rules.window}, after {rules.backoff} at first"
     else:
         yield "restart", "never" if rules.policy == "never" else "never: its death fails the system"
+    if role.health is not None:
+        limits = role.health
+        text = f"checked every {limits.period}, for at most {limits.timeout}"
+        yield "health", f"{text}; {limits.failure_threshold} failures in succession restart it"
     if role.scale is not None:
         signal = role.scale.signal if isinstance(role.scale.signal, str) else "a function"
         direction = "fewer" if role.scale.inverse else "more"

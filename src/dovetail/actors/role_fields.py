@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.actors.role import Affinity, Pool, Restart, Role, Scale, Together
+from dovetail.actors.role import Affinity, Health, Pool, Restart, Role, Scale, Together
 from dovetail.actors.role_profiles import PROFILES
 from dovetail.documents.fields import (
     TEXT,
@@ -111,6 +111,14 @@ def _together_mistakes(value: object) -> Iterator[Mistake]:
 
 def _restart_mistakes(value: object) -> Iterator[Mistake]:
     yield from _object_mistakes(value, Restart, "always, never, fail, or a dt.Restart", "always", RESTART_POLICIES)
+
+
+def _health_mistakes(value: object) -> Iterator[Mistake]:
+    if isinstance(value, Health):
+        yield from _inner_mistakes(value)
+    else:
+        example = {"failure_threshold": 5}
+        yield WrongValue(value, "a dt.Health", instead=(ObjectSource("dt.Health(failure_threshold=5)", example),))
 
 
 def _scale_mistakes(value: object) -> Iterator[Mistake]:
@@ -220,7 +228,17 @@ RESTART = record_of(
         Field("backoff", DURATION, "Wait before the first restart; it doubles."),
     ),
 )
-RECORDS = {Affinity: AFFINITY, Together: TOGETHER, Pool: POOL, Scale: SCALE, Restart: RESTART}
+HEALTH = record_of(
+    Health,
+    "Health",
+    "Checks of the method `health` of a role.",
+    (
+        Field("period", DURATION, "Time between checks."),
+        Field("timeout", DURATION, "Time in which `health` must return."),
+        Field("failure_threshold", whole(1, 1_000_000), "Consecutive failures after which the process is restarted."),
+    ),
+)
+RECORDS = {Affinity: AFFINITY, Together: TOGETHER, Pool: POOL, Scale: SCALE, Restart: RESTART, Health: HEALTH}
 TOGETHER_VALUE = Type(
     "a group, or a [together](#together)", "train", {"anyOf": [NAME.schema, TOGETHER.schema()]}, _together_mistakes
 )
@@ -231,6 +249,7 @@ RESTART_VALUE = Type(
     _restart_mistakes,
 )
 AFFINITY_VALUE = Type("an [affinity](#affinity)", {"near": ["trainer"]}, AFFINITY.schema(), _affinity_mistakes)
+HEALTH_VALUE = Type("a [health](#health)", {"failure_threshold": 5}, HEALTH.schema(), _health_mistakes)
 SCALE_VALUE = Type("a [scale](#scale)", {"target": 4}, SCALE.schema(), _scale_mistakes)
 
 ROLE = record_of(
@@ -256,6 +275,7 @@ ROLE = record_of(
         Field("env_from", VARIABLES, "Variables of the driver that its processes get as well."),
         Field("runtime_env", RUNTIME_ENV, "Ray's runtime environment of its processes."),
         Field("restart", RESTART_VALUE, "What happens when an instance dies."),
+        Field("health", HEALTH_VALUE, "Limits of health checks."),
         Field("after", NAMES, "Roles that must be ready before it starts."),
         Field("calls", NAMES, "Roles that its methods call and wait for."),
         Field("scale", SCALE_VALUE, "Scaling by load."),

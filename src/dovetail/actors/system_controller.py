@@ -10,6 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from dovetail.actors.directory import Directory, InstanceAddress, InstanceState, RoleEntry, WorkerContext, instance_name
+from dovetail.actors.health import HealthChecked, HealthLimits
 from dovetail.actors.live_placement import LivePlacement
 from dovetail.actors.placement import PlacedBundle
 from dovetail.actors.process_state import ProcessState, RestartRules
@@ -83,10 +84,14 @@ class ActorController:
         *,
         deadline_s: float,
         reserved: Seats = (),
+        rendezvous_seed: int = 1,
     ) -> None:
-        """`deadline_s`: seconds from the first step in which all instances must be ready."""
+        """`deadline_s`: seconds from the first step in which all instances must be ready. `rendezvous_seed`: see
+        `StartWorker`; another one for each system."""
+        self._rendezvous_seed = rendezvous_seed
         self._definition = definition
         self._roles = {role.name: role for role in definition.roles}
+        self._health_limits = {role.name: HealthLimits.of(role.health_rules) for role in definition.roles}
         self._placement = LivePlacement(definition.bundles, definition.pools, cluster, reserved)
         self._levels = start_levels(definition.roles, definition.bundles)
         self._process_numbers, self._bundle_numbers, self._worker_numbers = count(), count(), count(1)
@@ -119,12 +124,15 @@ class ActorController:
     def done(self) -> bool:
         return self.phase is SystemPhase.ENDED
 
-    def step(self, now: float, events: Sequence[Event]) -> list[Command]:
+    def step(self, now: float, events: Sequence[Event | HealthChecked]) -> list[Command]:
         if self._deadline_at is None:
             self._deadline_at = now + self._deadline_s
         self._returning = {node: until for node, until in self._returning.items() if until > now}
         for event in events:
-            self._on_event(now, event)
+            if isinstance(event, HealthChecked):
+                self._on_health_checked(now, event)
+            else:
+                self._on_event(now, event)
         if self.phase is SystemPhase.LAUNCHING:
             self._advance_launch(now)
         if self.phase is SystemPhase.RUNNING:
@@ -153,7 +161,7 @@ class ActorController:
         if self.phase is SystemPhase.LAUNCHING:
             return InstanceState.STARTING
         live = [process for process in self.processes if process.state is not InstanceState.DRAINING]
-        is_whole = all(process.state is InstanceState.READY for process in live)
+        is_whole = all(process.state is InstanceState.READY and not process.unhealthy for process in live)
         return InstanceState.READY if is_whole else InstanceState.DEGRADED
 
     def counts(self) -> dict[str, int]:
@@ -214,7 +222,7 @@ class ActorController:
         if process is None:
             return
         self._is_directory_changed = True
-        reason = _loss_text(event)
+        reason = process.kill_reason or _loss_text(event)
         if self.phase is SystemPhase.STOPPING or process.state is InstanceState.DRAINING:
             process.end(now, process.reason or reason)
             self._remove_if_drained(process)
@@ -224,6 +232,32 @@ class ActorController:
             self._fail(now, f"{process.name} did not start: {reason}", event.detail)
             return
         self._restart(now, process, reason, event.detail)
+
+    def _on_health_checked(self, now: float, event: HealthChecked) -> None:
+        """Consecutive failures make an instance degraded, then end its process, which is restarted by its policy."""
+        process = self._by_worker.get(event.worker)
+        if process is None or process.state is not InstanceState.READY or process.kill_reason:
+            return
+        before = process.instance_state(event.instance)
+        found = process.on_health_checked(now, event)
+        if process.instance_state(event.instance) != before:
+            self._is_directory_changed = True
+            self._note_instance(process, event.instance)
+        limit = self._health_limits[event.instance[0]].failure_threshold
+        if found is not None and event.counts and found.failures >= limit:
+            who = f"{instance_name(*event.instance)} is " if len(process.instances) > 1 else ""
+            process.kill_reason = f"{who}not healthy: {found.restart_reason()}"
+            self._commands.append(StopWorker(event.worker, drain=False, reason=process.kill_reason))
+
+    def _note_states(self, process: ProcessState) -> None:
+        for instance in process.instances:
+            self._note_instance(process, instance)
+
+    def _note_instance(self, process: ProcessState, instance: tuple[str, int]) -> None:
+        state, reason, _ = process.instance_state(instance)
+        name = instance_name(*instance)
+        data = {"instance": name, "state": state.value, "reason": reason, "incarnation": process.incarnation}
+        self._commands.append(Note("state", f"{name} is {state.value}{f': {reason}' if reason else ''}", data))
 
     def _restart(self, now: float, process: ProcessState, reason: str, detail: str) -> None:
         policy = process.rules.policy
@@ -282,6 +316,7 @@ class ActorController:
         rules = RestartRules.of([self._roles[role] for role, _ in template.instances])
         level = self._levels[template.unit]
         process = ProcessState(next(self._process_numbers), bundle, template, instances, rules, level, seats)
+        process.on_move = self._note_states
         self.processes.append(process)
         return process
 
@@ -332,7 +367,8 @@ class ActorController:
         hosted = tuple(
             self._hosted_as(role, name) for (role, _), name in zip(process.instances, process.hosted_names, strict=True)
         )
-        self._commands.append(StartWorker(process.worker, process.seats, hosted))
+        seed = self._rendezvous_seed + process.number if process.template.ranks > 1 else 0
+        self._commands.append(StartWorker(process.worker, process.seats, hosted, rendezvous_seed=seed))
 
     def _hosted_as(self, role: str, name: str) -> HostedObject:
         hosted = self._definition.hosted[role]

@@ -12,6 +12,7 @@ from dovetail.text_format import align_table, format_count, format_duration, for
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from dovetail.actors.heartbeat_monitor import Heartbeat
     from dovetail.actors.process_state import ProcessState
 
 MAX_REASON_CHARACTERS = 60
@@ -57,6 +58,8 @@ class SystemStatus:
     state: str
     error: str
     instances: tuple[InstanceStatus, ...]
+    advice: tuple[str, ...] = ()
+    """Roles that request more than they use."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,7 +68,7 @@ class SystemStatus:
     def from_dict(cls, data: Mapping[str, Any]) -> SystemStatus:
         """Inverse of `to_dict`, also after a detour through JSON."""
         rows = tuple(InstanceStatus(**{**row, "gpus": tuple(row["gpus"])}) for row in data["instances"])
-        return cls(**{**data, "instances": rows})
+        return cls(**{**data, "instances": rows, "advice": tuple(data.get("advice", ()))})
 
     def __str__(self) -> str:
         ready = sum(one.state == InstanceState.READY.value for one in self.instances)
@@ -86,7 +89,7 @@ class SystemStatus:
             "restarts",
         ]
         rows = [[*columns, "doing"], *(_row(one) for one in self.instances)]
-        return "\n".join([*lines, *align_table(rows, left=3)])
+        return "\n".join([*lines, *align_table(rows, left=3), *(f"advice: {one}" for one in self.advice)])
 
 
 def _row(one: InstanceStatus) -> list[str]:
@@ -115,29 +118,10 @@ def _seconds(value: float | None) -> str:
     return f"{1000 * value:.3g} ms" if value < 1 else format_duration(value)
 
 
-class Heartbeat:
-    """The last answer of one instance to the monitor."""
-
-    __slots__ = ("answered_at", "asked_at", "figures", "worker")
-
-    def __init__(self, worker: int, now: float) -> None:
-        self.worker = worker
-        self.asked_at = self.answered_at = now
-        self.figures: Mapping[str, Any] = {}
-
-    def problem(self, now: float, late_s: float) -> str:
-        """Why the instance is degraded; empty if it is not."""
-        silent_s = now - self.answered_at
-        if self.asked_at > self.answered_at and silent_s > late_s:
-            return f"has not answered for {silent_s:.0f} s"
-        return str(self.figures.get("health") or "")
-
-
 def instance_rows(
     processes: Sequence[ProcessState],
     now: float,
     heartbeats: Mapping[tuple[str, int], Heartbeat],
-    late_s: float,
     memory_of: Callable[[int], int | None],
     pids_of: Callable[[int], tuple[int, ...]],
     waiting: Callable[[str, int], int],
@@ -151,16 +135,15 @@ def instance_rows(
             if beat is not None and beat.worker != worker:
                 beat = None  # of an earlier incarnation
             figures = {} if beat is None else beat.figures
-            state, reason = process.state, process.reason
-            problem = "" if beat is None or state is not InstanceState.READY else beat.problem(now, late_s)
+            state, reason, since = process.instance_state((role, index))
             running = figures.get("running") or [("", None)]
             rows.append(
                 InstanceStatus(
                     role,
                     index,
-                    InstanceState.DEGRADED.value if problem else state.value,
-                    problem or reason,
-                    now - process.since,
+                    state.value,
+                    reason,
+                    now - since,
                     process.incarnation,
                     process.restarts,
                     ",".join(dict.fromkeys(seat.node for seat in process.seats)),

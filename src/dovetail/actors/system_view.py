@@ -10,9 +10,9 @@ from dovetail.streaming.view import StreamView, UnitView, WorkerView
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dovetail.actors.heartbeat_monitor import Heartbeat
     from dovetail.actors.process_state import ProcessState
     from dovetail.actors.system_controller import ActorController
-    from dovetail.actors.system_status import Heartbeat
 
 
 def system_view(controller: ActorController, heartbeats: Mapping[tuple[str, int], Heartbeat], now: float) -> StreamView:

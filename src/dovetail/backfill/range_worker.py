@@ -285,7 +285,10 @@ class RangeWorker:
         if first > start:
             return self._compute_in_steps(task, start, first, first - start, until, times)
         step = max(1, (last - first) // BISECTION_STEPS)
-        return self._compute_in_steps(task, first, last, step, until, times, deaths + 1 if last - first == 1 else 1)
+        alone = last - first == 1
+        piece = self._compute_in_steps(task, first, last, step, until, times, deaths + 1 if alone else 1)
+        self.caller.watch.suspect_failed |= alone and bool(piece.failures)
+        return piece
 
     def _compute_in_steps(
         self, task: RangeTask, start: int, stop: int, step: int, until: float, times: PhaseTimes, time_number: int = 1

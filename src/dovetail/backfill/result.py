@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.backfill.task import PhaseTimes
 from dovetail.errors import PYTHON, Call
+from dovetail.observe.run_folder import run_reference
 from dovetail.observe.summary_text import ShortSummary
 from dovetail.text_format import format_count, format_duration, format_number, format_percent, plain
 
@@ -139,7 +140,7 @@ class BackfillResult:
             return surface.call(Call("table.backfill", (self.column,)))
         if self.errors:
             return surface.call(Call("table.errors", (self.column,)))
-        return f"dovetail status {self.run}" if self.run else ""
+        return f"dovetail status {run_reference(self.folder)}" if self.folder is not None else ""
 
 
 def limit_text(slowest: str, times: PhaseTimes) -> str:

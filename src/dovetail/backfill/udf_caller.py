@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.failed_rows import capture_failure
+from dovetail.backfill.failure_watch import FailureWatch
 from dovetail.backfill.udf import takes_worker
 from dovetail.backfill.value_conversion import ValueConverter
 from dovetail.engines.call_retry import retry_call
@@ -125,6 +126,7 @@ class UdfCaller:
         self.watchdog = Watchdog()
         self.pace = CallSizer(0.25, 16) if self.kind == "scalar" else CallSizer()
         self._soft_timeout = SoftTimeout()
+        self.watch = FailureWatch()
         self._single_rows_left = 0
         """Remaining rows of a failed call that are to be called one by one."""
         self._target: Any = None
@@ -199,12 +201,14 @@ class UdfCaller:
         do = self._call_values if self.kind == "scalar" else self._call_arrays
         if self.kind == "scalar" and self.timeout_s is not None:
             do = self._call_values_timed
+        self.watch.begin(batch)
         with self._soft_timeout if self.timeout_s is not None else NullContext():
             while gathered.rows < batch.num_rows and not gathered.stopped:
                 late = time.monotonic() >= until
                 if (late and gathered.rows) or gathered.nbytes >= MAX_RESULT_BYTES:
                     break
                 do(batch, until, gathered, late)
+        self.watch.end(gathered.rows)
         return gathered.to_result(self.types)
 
     # --- functions of values
@@ -388,12 +392,18 @@ class UdfCaller:
         return retry_call(self.on_error, error, call, is_worker_broken)
 
     def _is_broken(self, gathered: ResultBuffer, start: int, rows: int, error: BaseException) -> bool:
-        """Whether an exception means that this process is of no more use: then the run ends before these rows."""
-        if self.on_error.then == "fail" or not is_worker_broken(error):
+        """Whether this process is broken: by the exception, or because more rows fail in succession than bad rows
+        explain. Then the run ends before these rows."""
+        if self.on_error.then == "fail":
             return False
-        gathered.broken = (start, start + rows)
-        gathered.stopped = True
-        return True
+        if is_worker_broken(error):
+            gathered.broken = (start, start + rows)
+        elif rows == 1 and self.watch.is_broken(
+            start, lambda batch, row: self.call_timed(self.call, self.row_arguments(batch, row), start, 1)
+        ):
+            gathered.broken = (self.watch.first_failed, self.watch.first_failed + 1)
+        gathered.stopped |= gathered.broken is not None
+        return gathered.broken is not None
 
     def nulls(self, rows: int) -> list[Any]:
         import pyarrow as pa

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from dovetail.claims.store import Grant
 from dovetail.errors import Change, InfeasibleError, Problem
-from dovetail.resources.amounts import CPU, CUSTOM_PREFIX, HOST, MEMORY, sum_seats
+from dovetail.resources.amounts import CPU, CUSTOM_PREFIX, HOST, MEMORY, subtract_amounts, sum_seats
 from dovetail.resources.sizes import format_milli, format_size
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ RESOURCE_NAMES = {
     (False, "nvencs"): "NVENCs",
 }
 BYTE_RESOURCES, COUNTED_RESOURCES = ("memory", "GPU memory"), ("NVDECs", "NVENCs")
-MAX_HOLDERS_SHOWN = 3
+MAX_HOLDERS_SHOWN, MAX_PIECES_SHOWN = 3, 6
 
 
 class WaitReport:
@@ -52,6 +53,24 @@ class WaitReport:
         self._holders = holders or [other for other in wait.others if other.granted]
         foreign = _totals_by_resource(wait.foreign)
         self._foreign = foreign if any(foreign.get(name) for name in self._missing) else {}
+
+        used = [other.held for other in wait.others] + [wait.foreign]
+        self._free = reduce(subtract_amounts, used, capacity)
+        """Not used by workers of other runs, though it may be granted to them."""
+
+    @property
+    def fragments(self) -> tuple[str, ...]:
+        """If enough is free in total, but not in one place: '3 CPUs are free, but as 1 + 1 + 1'."""
+        total = _totals_by_resource(self._free)
+        if any(total.get(name, 0) < self._need[name] for name in self._missing):
+            return ()
+        return tuple(map(self._fragment_text, self._missing))
+
+    def _fragment_text(self, name: str) -> str:
+        pieces = sorted((amount for key, amount in self._free.items() if _resource_name(key) == name), reverse=True)
+        shown = " + ".join(_amount_text(name, amount) for amount in pieces[:MAX_PIECES_SHOWN])
+        more = f" + ... ({len(pieces)} pieces)" if len(pieces) > MAX_PIECES_SHOWN else ""
+        return f"{_amount_with_unit(name, sum(pieces))} are not in use, but as {shown}{more}"
 
     @property
     def needs(self) -> str:
@@ -229,4 +248,4 @@ def _held_by_others_error(
         *(f"dovetail drain {owner.name}" for owner in wait.others[:1]),
     )
     names = foreign_holders() if report.has_foreign_holders else ()
-    return InfeasibleError(Problem("DT120", message, (*report.holders, *names), fixes))
+    return InfeasibleError(Problem("DT120", message, (*report.holders, *names, *report.fragments), fixes))

@@ -60,6 +60,29 @@ class LazyGroup(SuggestingGroup):
             formatter.write_dl([(name, text) for name, (_, text) in sorted(self.commands_in.items())])
 
 
+class CommandLine(LazyGroup):
+    """The command `dovetail`; `--color` is accepted behind a command, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_color_first(args))
+
+
+def with_color_first(args: list[str]) -> list[str]:
+    """The arguments with the option `--color` in front of the command."""
+    end = args.index("--") if "--" in args else len(args)
+    moved: list[str] = []
+    others: list[str] = []
+    words = iter(args[:end])
+    for word in words:
+        if word == "--color" and (value := next(words, None)) is not None:
+            moved += [word, value]
+        elif word.startswith("--color="):
+            moved.append(word)
+        else:
+            others.append(word)
+    return [*moved, *others, *args[end:]]
+
+
 COMMANDS = {
     "actors": ("dovetail.cli.actors", "Run systems of long-lived actors."),
     "backfill": ("dovetail.cli.backfill", "Fill columns of a Lance table with functions."),
@@ -70,7 +93,9 @@ COMMANDS = {
     "drain": ("dovetail.cli.runs", "Stop reading input, finish the work in flight, then exit."),
     "errors": ("dovetail.cli.errors", "Show the failed items of a run, grouped by error."),
     "explain": ("dovetail.cli.explain", "Explain worker counts, placement and bottlenecks of a plan."),
-    "init": ("dovetail.cli.init", "Write a runnable pipeline, recipe, backfill or actors project."),
+    "export": ("dovetail.cli.export", "Write files that deploy the job queue with Compose or Kubernetes."),
+    "init": ("dovetail.cli.init", "Write a runnable pipeline, recipe, backfill, actors or jobs project."),
+    "jobs": ("dovetail.cli.jobs", "Submit, list and change jobs of a queue."),
     "logs": ("dovetail.cli.logs", "Print the output of the workers of a run."),
     "ls": ("dovetail.cli.ls", "List runs and their status."),
     "plan": ("dovetail.cli.plan", "Show placement, predicted rate and bottleneck; start nothing."),
@@ -80,11 +105,12 @@ COMMANDS = {
     "report": ("dovetail.cli.report", "Write an HTML report of a run."),
     "rm": ("dovetail.cli.rm", "Remove runs that have ended."),
     "run": ("dovetail.cli.run", "Run a pipeline or recipe file, or resume a run."),
-    "schema": ("dovetail.cli.schema", "Print the JSON Schema of pipeline, recipe, cluster or actors files."),
+    "schema": ("dovetail.cli.schema", "Print the JSON Schema of pipeline, recipe, cluster, actors or deploy files."),
     "serve": ("dovetail.cli.serve", "Answer HTTP requests with a pipeline."),
     "simulate": ("dovetail.cli.simulate", "Simulate a pipeline or actors on a hypothetical cluster."),
     "status": ("dovetail.cli.status", "Show the progress or result of a run."),
     "trace": ("dovetail.cli.runs", "Export the timeline of a run for Perfetto."),
+    "worker": ("dovetail.cli.worker", "Run jobs of a queue."),
 }
 
 EPILOG = """\b
@@ -95,9 +121,9 @@ Examples:
   dovetail backfill run clips.lance length --udf functions:length
   dovetail run --resume last
   dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
-  dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)"
+  dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S)"
   dovetail cluster show
-  dovetail cluster show "4x(32cpu, 128GB, 2xA100:40GB)" --fit "gpus=0.25, gpu_memory=8GB"
+  dovetail cluster show "4x(32cpu, 128GB, 2xA100:40GB)" --fit "gpus=0.25"
   dovetail serve pipeline.yaml --port 8000
   dovetail demo
   dovetail status --watch
@@ -109,7 +135,7 @@ Exit codes: 0 success, 1 the run failed, 2 usage or configuration error, 3 does 
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=CommandLine,
     commands_in=COMMANDS,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -26,6 +26,7 @@ from dovetail.cli.options import (
     file_argument,
     json_option,
     run_dir_option,
+    set_option,
 )
 from dovetail.cli.run_filter import run_entry
 from dovetail.cli.serve import StopSignals
@@ -112,13 +113,16 @@ Examples:
   dovetail actors up actors.yaml
   dovetail actors up actors.yaml --detach && dovetail actors status
   dovetail actors up actors.yaml --engine ray:auto
+  dovetail actors up actors.yaml --set roles.rollout.workers=4
 
 \b
-Everything starts, or nothing: if an instance is not ready within --deadline, all are stopped.
-Ctrl-C or SIGTERM once finishes the outstanding calls and stops; twice stops at once.
+Everything starts, or nothing: if an instance is not ready within --deadline,
+all are stopped. Ctrl-C or SIGTERM once finishes the outstanding calls and
+stops; twice stops at once.
 
 \b
-Exit codes: 0 stopped, 1 the system failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable.
+Exit codes: 0 stopped, 1 the system failed, 2 usage or configuration, 3 does
+not fit, 5 engine unreachable.
 """
 )
 @file_argument()
@@ -132,6 +136,7 @@ Exit codes: 0 stopped, 1 the system failed, 2 usage or configuration, 3 does not
     help="Every instance must be ready in it.",
 )
 @click.option("--no-wait", is_flag=True, help="Exit with code 3 instead of waiting for resources.")
+@set_option("'roles.*.slots=4' is for all roles.")
 @run_dir_option()
 @click.option("--detach", "-d", is_flag=True, help="Return when the system is ready; it runs on in the background.")
 @click.option("--ready-fd", type=int, hidden=True, help="Of the process that --detach starts.")
@@ -141,6 +146,7 @@ def up(
     cluster: str,
     deadline: str,
     no_wait: bool,
+    sets: tuple[str, ...],
     run_dir: str | None,
     detach: bool,
     ready_fd: int | None,
@@ -152,11 +158,12 @@ def up(
     if detach:
         given = {"--engine": engine, "--cluster": cluster, "--deadline": deadline, "--run-dir": run_dir}
         words = [word for name, value in given.items() if value is not None for word in (name, value)]
+        words += [word for text in sets for word in ("--set", text)]
         _start_in_background([file, *words, *(["--no-wait"] if no_wait else [])])
         return
     if ready_fd is not None:
         os.set_inheritable(ready_fd, False)
-    live = _launch(file, engine=engine, cluster=cluster, wait=not no_wait, deadline=deadline, run_dir=run_dir)
+    live = _launch(file, sets, engine=engine, cluster=cluster, wait=not no_wait, deadline=deadline, run_dir=run_dir)
     with StopSignals() as stops:
         if ready_fd is None:
             click.echo(str(live.status()))
@@ -167,11 +174,11 @@ def up(
         _wait_for_stop(live, stops)
 
 
-def _launch(file: str, **arguments: Any) -> dt.LiveSystem:
+def _launch(file: str, sets: Sequence[str], **arguments: Any) -> dt.LiveSystem:
     """Launch the system of a file; modules in its folder can be imported."""
     from dovetail.cli.actors_plan import load_actors  # late: other commands need no system
 
-    parsed, system = load_actors(file, {})
+    parsed, system = load_actors(file, sets)
     add_import_path(Path(file).absolute().parent)
     try:
         return system.launch(**arguments)
@@ -290,7 +297,7 @@ def ls(everything: bool, as_json: bool) -> None:
 Examples:
   dovetail actors status
   dovetail actors status rl --watch
-  dovetail actors status rl --json | jq '.instances[] | select(.state != "ready")'
+  dovetail actors status rl --json | jq '.instances[].state'
 """
 )
 @system_argument()
@@ -330,8 +337,8 @@ def _show_end(folder: RunFolder, state: str, error: str, *, as_json: bool) -> No
 @actors.command(
     epilog="""\b
 Examples:
-  dovetail actors logs                       # all instances, each line with its time and process
-  dovetail actors logs rl rollout -f         # the instances of one role, continuously
+  dovetail actors logs                # all, each line with time and process
+  dovetail actors logs rl rollout -f  # one role, continuously
   dovetail actors logs rl --tail 50
 """
 )

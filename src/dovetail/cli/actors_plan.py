@@ -19,21 +19,25 @@ from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
 from dovetail.resources.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dovetail.actors.actor_plan import ActorPlan
     from dovetail.actors.actors_file import ParsedActorsFile
     from dovetail.cli.engine_option import TargetCluster
     from dovetail.resources.cluster import Cluster
 
+NO_OPTIONS: Mapping[str, object] = {}
 
-def load_actors(file: str, options: Mapping[str, object]) -> tuple[ParsedActorsFile, ActorSystem]:
-    """An actors file, for a command with options that are only for pipelines."""
+
+def load_actors(
+    file: str, sets: Sequence[str] = (), options: Mapping[str, object] = NO_OPTIONS
+) -> tuple[ParsedActorsFile, ActorSystem]:
+    """An actors file with the values of `--set`. `options`: those that are only for pipelines."""
     given = [name for name, value in options.items() if value not in (None, False, ())]
     if given:
         message = f"{' and '.join(given)} cannot be used with an actors file"
         raise ConfigError(Problem("DT371", message, fixes=(f"remove {' and '.join(given)}",), place=file))
-    parsed = read_actors_file(file)
+    parsed = read_actors_file(file, sets)
     if parsed.problems:
         raise ConfigError(parsed.problems)
     return parsed, ActorSystem(parsed.roles, parsed.pools, name=parsed.name, simulation=parsed.simulation)
@@ -54,8 +58,15 @@ def plan_of(parsed: ParsedActorsFile, system: ActorSystem, on: TargetCluster) ->
         return replace(alone, warnings=(*alone.warnings, waits))
 
 
-def print_plan(file: str, on: TargetCluster, out: str | None, as_json: bool, options: Mapping[str, object]) -> None:
-    parsed, system = load_actors(file, options)
+def print_plan(
+    file: str,
+    sets: Sequence[str],
+    on: TargetCluster,
+    out: str | None,
+    as_json: bool,
+    options: Mapping[str, object],
+) -> None:
+    parsed, system = load_actors(file, sets, options)
     made = plan_of(parsed, system, on)
     if out is not None:
         write_output(out, json.dumps(made.to_dict(), indent=2) + "\n", fix="--out plan.json")
@@ -69,8 +80,15 @@ def print_plan(file: str, on: TargetCluster, out: str | None, as_json: bool, opt
     click.echo(f"\nNext:  {shlex.join(['dovetail', 'explain', file, made.roles[0].name])}", err=True)
 
 
-def print_simulation(file: str, cluster: Cluster, seed: int, as_json: bool, options: Mapping[str, object]) -> None:
-    parsed, system = load_actors(file, options)
+def print_simulation(
+    file: str,
+    sets: Sequence[str],
+    cluster: Cluster,
+    seed: int,
+    as_json: bool,
+    options: Mapping[str, object],
+) -> None:
+    parsed, system = load_actors(file, sets, options)
     if parsed.simulation is None:
         message = "the file has no call pattern to simulate"
         method = f"{system.roles[0].name}.method"
@@ -85,9 +103,14 @@ def print_simulation(file: str, cluster: Cluster, seed: int, as_json: bool, opti
 
 
 def print_explanation(
-    file: str, role: str | None, on: TargetCluster, as_json: bool, options: Mapping[str, object]
+    file: str,
+    sets: Sequence[str],
+    role: str | None,
+    on: TargetCluster,
+    as_json: bool,
+    options: Mapping[str, object],
 ) -> None:
-    parsed, system = load_actors(file, options)
+    parsed, system = load_actors(file, sets, options)
     names = [one.name for one in system.roles]
     if role is not None and role not in names:
         message = f"there is no role {role!r}{did_you_mean(role, names)}"

@@ -95,9 +95,12 @@ def backfill() -> None:
 Examples:
   dovetail backfill run clips.lance length --udf functions:length
   dovetail backfill run clips.lance length --trust-table
-  dovetail backfill run clips.lance width,height --udf functions:size --workers 4 --on-error skip --max-errors 1%
-  dovetail backfill run clips.lance length --udf functions:length --where "length IS NULL" --fragments 10
-  dovetail backfill run s3://bucket/clips.lance length --trust-table --storage-option aws_region=eu-west-1
+  dovetail backfill run clips.lance width,height --udf functions:size
+  dovetail backfill run clips.lance length --trust-table --max-errors 1%
+  dovetail backfill run clips.lance length --udf functions:length \\
+    --where "length IS NULL" --workers 4
+  dovetail backfill run s3://bucket/clips.lance length --trust-table \\
+    --storage-option aws_region=eu-west-1
 
 Modules in the current folder can be imported. The table stores the name of the function, which is loaded only with
 --trust-table: anyone who can write to the table can change it. Rows that are filled are not computed again unless the
@@ -129,7 +132,8 @@ def run(table: str, column: str, as_json: bool, **options: Any) -> None:
     epilog="""\b
 Examples:
   dovetail backfill plan clips.lance length --udf functions:length
-  dovetail backfill plan clips.lance length --udf functions:length --cluster "4x(8cpu, 32GB)" --no-sample --json
+  dovetail backfill plan clips.lance length --udf functions:length --no-sample
+  dovetail backfill plan clips.lance length --trust-table --cluster nodes.yaml
 """
 )
 @table_arguments()
@@ -174,7 +178,7 @@ def errors(table: str, column: str, as_json: bool, **options: Any) -> None:
     epilog="""\b
 Examples:
   dovetail backfill retry clips.lance length --udf functions:length
-  dovetail backfill retry clips.lance length --trust-table --on-error skip --workers 1
+  dovetail backfill retry clips.lance length --trust-table --on-error skip
 
 Other rows keep their values. If the function changed, they still count as computed by its earlier version, and the
 next `dovetail backfill run` computes them again.

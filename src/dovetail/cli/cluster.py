@@ -25,6 +25,13 @@ REQUEST_EXAMPLE = "cpus=2, gpus=0.25, gpu_memory=4GB"
 
 def parse_request(text: str) -> dt.Shape:
     """A shape from comma-separated name=value pairs; names are the fields of dt.Resources, and `ranks`."""
+    given = parse_amounts(text)
+    ranks = given.pop("ranks", 1)
+    return dt.Resources(**given).shape(ranks)
+
+
+def parse_amounts(text: str) -> dict[str, Any]:
+    """Arguments of dt.Resources, and `ranks`, from comma-separated name=value pairs."""
     known = [item.name for item in fields(dt.Resources)]
     known = [name for name in known if name not in ("labels", "custom")] + ["ranks", "labels.NAME", "custom.NAME"]
     given: dict[str, Any] = {"labels": {}, "custom": {}}
@@ -53,8 +60,7 @@ def parse_request(text: str) -> dt.Shape:
             given[name] = value if name in ("memory", "gpu_memory", "accelerator") else _parse_value(value)
     if problems:
         raise dt.ConfigError(problems)
-    ranks = given.pop("ranks", 1)
-    return dt.Resources(**given).shape(ranks)
+    return {name: value for name, value in given.items() if value != {}}
 
 
 def _parse_mapping(given: dict[str, Any], part: str, value: str) -> list[dt.Problem]:
@@ -89,9 +95,9 @@ def cluster() -> None:
     epilog="""\b
 Examples:
   dovetail cluster show
-  dovetail cluster show "4x(32cpu, 128GB, 2xA100:40GB) + 16x(32cpu, 64GB){pool=cpu}"
+  dovetail cluster show "4x(32cpu, 128GB, 2xA100) + 8x(32cpu, 64GB){pool=cpu}"
   dovetail cluster show cluster.yaml --json
-  dovetail cluster show "1x(32cpu, 128GB, 2xgpu:20GB)" --fit "gpu_memory=1500MB"
+  dovetail cluster show "1x(32cpu, 128GB, 2xgpu:20GB)" --fit "gpu_memory=2GB"
   dovetail cluster show --engine ray:auto
 """
 )

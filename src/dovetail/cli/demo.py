@@ -129,7 +129,7 @@ def example_pipeline() -> dt.Pipeline:
     epilog="""\b
 Examples:
   dovetail demo
-  dovetail demo --folder my-demo      # keep the documents, the pipeline file and its code
+  dovetail demo --folder my-demo   # keep the documents, the file and its code
 """
 )
 @click.option(

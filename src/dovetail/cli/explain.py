@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.command(
     epilog="""\b
 Examples:
-  dovetail explain examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
+  dovetail explain examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S)"
   dovetail explain pipeline.yaml --set stages.caption.resources.gpus=1
   dovetail explain plan.json caption
   dovetail explain actors.yaml trainer
@@ -83,8 +83,8 @@ def explain(
     if not file.endswith(".json") and is_actors_file(read_document(file).data):
         from dovetail.cli.actors_plan import print_explanation  # late: most files are pipelines
 
-        options = {"--mode": mode, "--headroom": headroom, "--set": sets, "--source": source}
-        print_explanation(file, stage, target_cluster(engine, cluster_spec), as_json, options)
+        options = {"--mode": mode, "--headroom": headroom, "--source": source}
+        print_explanation(file, sets, stage, target_cluster(engine, cluster_spec), as_json, options)
         return
     improvements: list[Improvement] = []
     if file.endswith(".json") and not is_pipeline(file):

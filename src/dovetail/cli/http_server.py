@@ -9,13 +9,9 @@ A response is a JSON object: {"result": ...} for an item, {"results": [...], "er
 
 from __future__ import annotations
 
-import hmac
 import json
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
-from socketserver import TCPServer
 from threading import Condition
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -24,6 +20,7 @@ from dovetail.cli.json_values import json_default
 from dovetail.data.request_queue import ItemFailed, ServiceClosed, TooManyRequests
 from dovetail.errors import DovetailError
 from dovetail.resources.sizes import format_size
+from dovetail.runtime.http_json import JsonHandler, JsonServer, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,49 +28,19 @@ if TYPE_CHECKING:
     from dovetail.runtime.service import RequestFuture, Service
 
 REQUEST_CODE = "DT308"
-IDLE_TIMEOUT_S = 60.0
-"""Time limit for a client to send a request, or the next one of a connection."""
-RETRY_AFTER_S = 1
 LAST_RESPONSES_TIMEOUT_S = 10.0
 TRUE_WORDS = ("1", "true", "yes", "")
 
 
-class RequestError(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: HTTPStatus, message: str, code: str = REQUEST_CODE, **more: object) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = {"code": code, "message": message, **more}
-
-
-class ServiceServer(ThreadingHTTPServer):
-    """Listens at once; requests are answered as soon as `service` is set."""
-
-    daemon_threads = True  # connections that are idle do not delay the exit; responses in progress are awaited
-    allow_reuse_address = True
-    request_queue_size = 128
+class ServiceServer(JsonServer):
+    """Listens at once; requests are answered as soon as `service` is set. Responses in progress are awaited."""
 
     def __init__(self, host: str, port: int, *, token: str, max_body_bytes: int) -> None:
-        self.address_family = AF_INET6 if ":" in host else AF_INET
-        super().__init__((host, port), RequestHandler)
+        super().__init__(host, port, RequestHandler, token=token)
         self.service: Service | None = None
-        self.token = token
         self.max_body_bytes = max_body_bytes
-        self.is_stopping = False
         self._responses = 0
         self._changed = Condition()
-
-    @property
-    def url(self) -> str:
-        host, port = self.server_address[:2]
-        text = host.decode() if isinstance(host, bytes | bytearray) else str(host)
-        return f"http://[{text}]:{port}/" if ":" in text else f"http://{text}:{port}/"
-
-    def server_bind(self) -> None:
-        """Without the base class's search for the name of the host, which may take seconds."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     @contextmanager
     def response(self) -> Iterator[None]:
@@ -92,22 +59,14 @@ class ServiceServer(ThreadingHTTPServer):
         with self._changed:
             self._changed.wait_for(lambda: self._responses == 0, LAST_RESPONSES_TIMEOUT_S)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that disconnects is not an error of the server."""
 
-
-class RequestHandler(BaseHTTPRequestHandler):
+class RequestHandler(JsonHandler):
     """One connection."""
 
-    protocol_version = "HTTP/1.1"
-    server_version = "dovetail"
-    sys_version = ""
-    timeout = IDLE_TIMEOUT_S
-    wbufsize = 1 << 16  # headers and body in one packet, sent at once: otherwise a response may wait 40 ms for an ACK
-    disable_nagle_algorithm = True
+    error_code = REQUEST_CODE
     server: ServiceServer
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name is that of the base class
         if urlsplit(self.path).path != "/health":
             self._refuse_path(is_known=urlsplit(self.path).path == "/", allow="POST")
             return
@@ -117,7 +76,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         about = {} if service is None else {"run": service.folder.name, "pending": service.pending}
         self._send(HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, {"status": status, **about})
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         if urlsplit(self.path).path != "/":
             self._refuse_path(is_known=urlsplit(self.path).path == "/health", allow="GET")
             return
@@ -133,7 +92,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         items = self._read_json()
         service = self.server.service
         if service is None:
-            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the service has not started")
+            raise self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the service has not started")
         many = parse_qs(urlsplit(self.path).query, keep_blank_values=True).get("many", ["no"])[-1].lower() in TRUE_WORDS
         if not isinstance(items, list):
             result = _result(_submit(service, items, many=many, block=False))
@@ -160,70 +119,32 @@ class RequestHandler(BaseHTTPRequestHandler):
         return status, {"results": results, "errors": errors}
 
     def _check_access(self) -> None:
-        token = self.server.token
-        if token:
-            given = self.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                raise self._closing(
-                    RequestError(HTTPStatus.UNAUTHORIZED, "send the header Authorization: Bearer TOKEN")
-                )
+        if self.server.token:
+            self.check_token()
         elif self.headers.get("Origin"):
             message = "requests of web pages need a token: dovetail serve --token"
-            raise self._closing(RequestError(HTTPStatus.FORBIDDEN, message))
+            raise self.closing(self.refuse(HTTPStatus.FORBIDDEN, message))
 
     def _read_json(self) -> Any:
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit() or self.headers.get("Transfer-Encoding"):
-            raise self._closing(RequestError(HTTPStatus.LENGTH_REQUIRED, "send the header Content-Length"))
+            raise self.closing(self.refuse(HTTPStatus.LENGTH_REQUIRED, "send the header Content-Length"))
         if int(length) > self.server.max_body_bytes:
             message = f"the body is larger than {format_size(self.server.max_body_bytes)}; see --max-body"
-            raise self._closing(RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message))
+            raise self.closing(self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message))
         try:
             return json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError) as error:
-            raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
-
-    def _closing(self, error: RequestError) -> RequestError:
-        """The body was not read, so the connection cannot be used again."""
-        self.close_connection = True
-        return error
+            raise self.refuse(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
 
     def _refuse_path(self, *, is_known: bool, allow: str) -> None:
-        self.close_connection = True
+        self.close_connection = self.has_unread_input = True
         status = HTTPStatus.METHOD_NOT_ALLOWED if is_known else HTTPStatus.NOT_FOUND
         message = f"use {allow}" if is_known else "there are POST / and GET /health"
         self._send(status, {"error": {"code": REQUEST_CODE, "message": message}}, allow=allow if is_known else "")
 
     def _send(self, status: HTTPStatus, answer: dict[str, Any], *, allow: str = "") -> None:
-        try:
-            body = json.dumps(answer, ensure_ascii=False, default=json_default, allow_nan=False).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            about = {"code": REQUEST_CODE, "message": f"the result cannot be written as JSON: {error}"}
-            body = json.dumps({"error": about}).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body) + 1))
-        if allow:
-            self.send_header("Allow", allow)
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            self.send_header("Retry-After", str(RETRY_AFTER_S))
-        if status == HTTPStatus.UNAUTHORIZED:
-            self.send_header("WWW-Authenticate", "Bearer")
-        if self.server.is_stopping or self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(body + b"\n")
-        self.wfile.flush()  # before the request counts as answered
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """A request that is not HTTP, or has a method that there is not."""
-        self.close_connection = True
-        status = HTTPStatus(code)
-        self._send(status, {"error": {"code": REQUEST_CODE, "message": message or status.phrase}})
-
-    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the name is that of the base class
-        """Requests are not logged: the run folder has the counts and failed items."""
+        self.send_json(status, answer, allow=allow, default=json_default)
 
 
 def _submit(service: Service, item: Any, *, many: bool, block: bool) -> RequestFuture:
@@ -239,7 +160,7 @@ def _result(future: RequestFuture | RequestError) -> Any:
     try:
         return future.result()
     except TimeoutError as error:
-        raise RequestError(HTTPStatus.GATEWAY_TIMEOUT, str(error)) from None
+        raise RequestError(HTTPStatus.GATEWAY_TIMEOUT, str(error), REQUEST_CODE) from None
     except DovetailError as error:
         raise _request_error(error) from None
 

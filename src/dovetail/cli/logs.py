@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.command(
     epilog="""\b
 Examples:
-  dovetail logs                          # all workers, each line with its time and worker
-  dovetail logs --stage caption -f       # the workers of one stage, continuously
+  dovetail logs                       # all, each line with time and worker
+  dovetail logs --stage caption -f    # the workers of one stage, continuously
   dovetail logs 20261116-0305 12 --tail 50
 
 \b

@@ -175,13 +175,13 @@ def no_profiles_option() -> Decorator:
     return click.option("--no-profiles", is_flag=True, help="Ignore measurements of earlier runs.")
 
 
-def set_option() -> Decorator:
+def set_option(example: str = "'stages.*.on_error=skip' is for all stages.") -> Decorator:
     return click.option(
         "--set",
         "sets",
         multiple=True,
         metavar="PATH=VALUE",
-        help="Override a value of FILE; may be repeated. 'stages.*.on_error=skip' is for all stages.",
+        help=f"Override a value of FILE; may be repeated. {example}",
     )
 
 

@@ -49,18 +49,18 @@ DEFAULT_PROBE_ITEMS = 1000
 Examples:
   dovetail plan pipeline.yaml
   dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
-  dovetail plan pipeline.yaml --cluster cluster.yaml --mode waves --out plan.json
+  dovetail plan pipeline.yaml --cluster cluster.yaml --out plan.json
   dovetail plan pipeline.yaml --probe
   dovetail plan pipeline.yaml --engine ray:auto
   dovetail plan recipe.yaml --set process.3.num_proc=4 --set mode=sequential
   dovetail plan actors.yaml --cluster "4x(32cpu, 128GB, 2xA100)"
 
 \b
-The rate of a stage is taken from FILE, else from earlier runs; otherwise it is
-unknown, and so is the rate of the plan. --probe first runs items from all over
-the source through every stage on this machine, until the speeds are known to
-10 %, and discards the results; side effects of the stages (files, requests)
-do happen. A recipe is probed with a few rows automatically if its
+The rate of a stage is taken from FILE, else from earlier runs; otherwise it
+is unknown, and so is the rate of the plan. --probe first runs items from all
+over the source through every stage on this machine, until the speeds are
+known to 10 %, and discards the results; side effects of the stages (files,
+requests) do happen. A recipe is probed with a few rows automatically if its
 dataset and operators are available, unless --no-probe is given.
 """
 )
@@ -114,8 +114,8 @@ def plan(
     if is_actors_file(document.data):
         from dovetail.cli.actors_plan import print_plan  # late: most files are pipelines
 
-        not_for_actors = {"--mode": mode, "--probe": probe, "--no-probe": no_probe, "--set": sets, "--source": source}
-        print_plan(file, target_cluster(engine, cluster_spec), out, as_json, not_for_actors)
+        not_for_actors = {"--mode": mode, "--probe": probe, "--no-probe": no_probe, "--source": source}
+        print_plan(file, sets, target_cluster(engine, cluster_spec), out, as_json, not_for_actors)
         return
     job = load_run_spec(file, sets, source)
     if source is not None and probe is None and recipe_of(job) is None:

@@ -279,6 +279,75 @@ dovetail simulate actors.yaml             # the call pattern is in the file
 ```
 """
 
+JOBS_TASKS = '''\
+"""Functions that workers may run: `dovetail worker --app tasks`."""
+
+import random
+
+import dovetail as dt
+
+
+@dt.job(retries=2, timeout="10m")
+def train(rate, epochs=20, seed=0):
+    """Fit a line to noisy points by gradient descent; the result is plain data that JSON can keep."""
+    job = dt.current_job()
+    points = random.Random(seed)
+    data = [(x / 100, 3 * x / 100 + 1 + points.gauss(0, 0.1)) for x in range(100)]
+    slope = offset = 0.0
+    for epoch in range(epochs):
+        errors = [(slope * x + offset - y, x) for x, y in data]
+        slope -= rate * 2 * sum(error * x for error, x in errors) / len(data)
+        offset -= rate * 2 * sum(error for error, _ in errors) / len(data)
+        loss = sum(error * error for error, _ in errors) / len(data)
+        job.progress((epoch + 1) / epochs, f"epoch {epoch + 1}, loss {loss:.3f}")
+        print(f"epoch {epoch + 1}: loss {loss:.3f}")
+    return {"rate": rate, "slope": round(slope, 3), "offset": round(offset, 3), "loss": round(loss, 4)}
+
+
+@dt.job(isolation="thread")
+def best(ids):
+    """The job with the smallest loss, of those that it was submitted after."""
+    with dt.Queue("sqlite:///jobs.db") as queue:
+        return min((queue.get(one).result() for one in ids), key=lambda result: result["loss"])
+
+
+# @dt.job(resources={"gpus": 1, "cpus": 4})     # starts where a whole GPU and 4 CPUs are free
+# def infer(batch): ...
+'''
+JOBS_SUBMIT = '''\
+"""Submits three trainings and a job that waits for them, and prints the best."""
+
+import dovetail as dt
+import tasks
+
+with dt.Queue("sqlite:///jobs.db") as queue:      # several machines: redis://HOST:6379/0
+    jobs = queue.submit_many(tasks.train, [0.01, 0.1, 0.5], kwargs={"epochs": 50})
+    best = queue.submit(tasks.best, [job.id for job in jobs], after=jobs, priority="high")
+    print(f"submitted {len(jobs) + 1} jobs; a worker runs them: dovetail worker --app tasks")
+    print("the best:", best.result(timeout=600))
+'''
+JOBS_TOML = """\
+# Defaults of commands in this folder; all keys: docs/configuration.md
+queue = "sqlite:///jobs.db"
+"""
+JOBS_README = """\
+# Jobs
+
+`tasks.py` has the functions that workers may run, `submit.py` submits jobs and waits for the best result. The queue is
+the file `jobs.db`, which `dovetail.toml` names.
+
+```
+dovetail worker --app tasks &             # Ctrl-C or SIGTERM drains it
+python submit.py
+dovetail jobs ls
+dovetail jobs show last
+dovetail jobs submit tasks:train rate=0.2 --priority high --wait
+dovetail jobs logs last
+dovetail jobs stats
+curl http://127.0.0.1:8000/workers/status
+```
+"""
+
 
 def _json_lines(rows: list[dict[str, object]]) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
@@ -332,6 +401,13 @@ def project_files(kind: str) -> dict[str, str]:
             "players.py": ACTORS_CLASSES,
             "main.py": ACTORS_MAIN,
         }
+    if kind == "jobs":
+        return {
+            "README.md": JOBS_README,
+            "dovetail.toml": JOBS_TOML,
+            "tasks.py": JOBS_TASKS,
+            "submit.py": JOBS_SUBMIT,
+        }
     assert kind == "backfill", f"no project of kind {kind}"
     return {
         "README.md": BACKFILL_README,
@@ -341,9 +417,10 @@ def project_files(kind: str) -> dict[str, str]:
     }
 
 
-PROJECT_KINDS = ("pipeline", "recipe", "backfill", "actors")
+PROJECT_KINDS = ("pipeline", "recipe", "backfill", "actors", "jobs")
 FIRST_COMMANDS = {
     "actors": "python main.py",
+    "jobs": "dovetail worker --app tasks",
     "pipeline": "dovetail run pipeline.yaml",
     "recipe": "dovetail run recipe.yaml",
     "backfill": "python make_table.py && dovetail backfill run clips.lance words --udf functions:words",

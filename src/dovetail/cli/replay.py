@@ -16,7 +16,7 @@ from dovetail.observe.run_folder import find_run
 @click.command(
     epilog="""\b
 Examples:
-  dovetail simulate examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)" --limit 500 --record
+  dovetail simulate video.yaml --cluster "1x(32cpu, 128GB, 2xL40S)" --record
   dovetail replay last
 """
 )

@@ -81,8 +81,8 @@ class RunOptions:
 Examples:
   dovetail run pipeline.yaml
   dovetail run pipeline.yaml --dry-run
-  dovetail run pipeline.yaml --source 'data/*.jsonl' --sink out.parquet --limit 1000
-  dovetail run pipeline.yaml --set stages.caption.workers=4 --set sink.ordered=true
+  dovetail run pipeline.yaml --source 'data/*.jsonl' --sink out.parquet
+  dovetail run pipeline.yaml --limit 1000 --set stages.caption.workers=4
   dovetail run pipeline.yaml --set 'stages.*.on_error=skip'
   dovetail run pipeline.yaml | jq .text | head
   dovetail run pipeline.yaml --engine ray:auto --share 0.5 --env-from HF_TOKEN
@@ -90,7 +90,9 @@ Examples:
   dovetail run recipe.yaml --set process.3.num_proc=4
 
 \b
-FILE specifies source and sink, for example  source: data/*.jsonl  sink: out.jsonl
+FILE specifies source and sink, for example
+  source: data/*.jsonl
+  sink: out.jsonl
 Paths in FILE are relative to its folder, and modules in that folder can be
 imported. Paths on the command line are relative to the current folder.
 Without a sink, results are written to stdout, one JSON value per line.

@@ -165,7 +165,8 @@ def _improvement_lines(run: dt.Run, job: RunSpec) -> list[str]:
     profiles = load_profiles(job.pipeline, run.plan.cluster, *source_sink_kinds(job))
     made = plan(job.pipeline, run.plan.cluster, run.plan.requested, profiles=profiles)
     surface = OptionSurface(made.cluster)
-    lines = [line for one in find_improvements(job.pipeline, made, profiles) for line in one.lines(surface)]
+    found = find_improvements(job.pipeline, made, profiles, nodes=False)  # no option of a run adds one
+    lines = [line for one in found for line in one.lines(surface)]
     return [f"{'' if number else 'faster':{LABEL_WIDTH}}{line}" for number, line in enumerate(lines)]
 
 

@@ -1,4 +1,4 @@
-"""`dovetail schema`: JSON Schema of pipeline, recipe, cluster and actors files, for editors."""
+"""`dovetail schema`: JSON Schema of pipeline, recipe, cluster, actors and deploy files, for editors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import sys
 import click
 
 from dovetail.actors import actors_file
+from dovetail.export import deploy_file
+from dovetail.jobs.submit_options import RETRIES, SUBMIT_OPTIONS
 from dovetail.pipeline import pipeline_file
 from dovetail.pipeline.error_policy import RETRY
 from dovetail.pipeline.pipeline_file import PIPELINE_FILE
 from dovetail.pipeline.source_sink import LEAF_SINKS, SINK, SINK_FUNCTION, SOURCE, SOURCE_FUNCTION
 from dovetail.pipeline.stage_fields import DEFAULTS, STAGE
 from dovetail.recipes import schema as recipe_schema
-from dovetail.recipes.file_keys import OPERATOR, RECIPE_FILE
+from dovetail.recipes.file_keys import OPERATOR, OPERATOR_DEFAULTS, RECIPE_FILE
 from dovetail.resources import cluster_spec
 from dovetail.resources.cluster_spec import CLUSTER_FILE, NODE_ENTRY
 from dovetail.resources.resources import RESOURCES
@@ -24,14 +26,17 @@ SCHEMAS = {
     "recipe": recipe_schema.schema,
     "cluster": cluster_spec.schema,
     "actors": actors_file.schema,
+    "deploy": deploy_file.schema,
 }
 RECORDS = (
     (PIPELINE_FILE, DEFAULTS, STAGE, RESOURCES, RETRY, SOURCE, SOURCE_FUNCTION, SINK, SINK_FUNCTION, LEAF_SINKS),
     (CLUSTER_FILE, NODE_ENTRY),
-    (RECIPE_FILE, OPERATOR),
+    (RECIPE_FILE, OPERATOR, OPERATOR_DEFAULTS),
     actors_file.FILE_RECORDS,
+    (SUBMIT_OPTIONS, RETRIES),
+    deploy_file.FILE_RECORDS,
 )
-"""Kinds of files, each followed by the records inside it."""
+"""Kinds of files and calls, each followed by the records inside it."""
 
 
 @click.command(
@@ -43,7 +48,8 @@ Examples:
 \b
 To check and complete pipeline files in VS Code (with the YAML extension), add
 this to .vscode/settings.json:
-  {"yaml.schemas": {"./pipeline.schema.json": ["pipeline.yaml", "*.pipeline.yaml"]}}
+  {"yaml.schemas":
+    {"./pipeline.schema.json": ["pipeline.yaml", "*.pipeline.yaml"]}}
 
 \b
 For one file in any editor with yaml-language-server, use this first line:
@@ -52,18 +58,19 @@ For one file in any editor with yaml-language-server, use this first line:
 )
 @click.argument("kind", type=click.Choice(list(SCHEMAS)))
 def schema(kind: str) -> None:
-    """Print the JSON Schema of pipeline, recipe, cluster or actors files."""
+    """Print the JSON Schema of pipeline, recipe, cluster, actors or deploy files."""
     click.echo(json.dumps(SCHEMAS[kind](), indent=2))
 
 
 def reference_page() -> str:
     """The page docs/reference.md."""
     lines = [
-        "# Keys of pipeline, cluster, recipe and actors files",
+        "# Keys of pipeline, cluster, recipe, actors and deploy files, and options of jobs",
         "",
         "The arguments of `dt.Stage`, `dt.Resources`, `dt.Retry`, `dt.source`, `dt.sink`, `dt.Role` and the objects of",
-        "roles have the same names and values. `dovetail schema pipeline`, `cluster`, `recipe` or `actors` prints the",
-        "same as a JSON Schema for editors. The operators of recipes are in [recipes.md](recipes.md#operators).",
+        "roles have the same names and values. `dovetail schema pipeline` (or `cluster`, `recipe`, `actors`, `deploy`)",
+        "prints the same as a JSON Schema for editors. The operators of recipes are in",
+        "[recipes.md](recipes.md#operators). The first six options of `queue.submit` are also those of `@dt.job`.",
         "",
         "This page is generated: `python -m dovetail.cli.schema > docs/reference.md`.",
     ]

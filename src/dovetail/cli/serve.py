@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from dovetail.cli.options import cluster_option, file_argument, run_dir_option, 
 from dovetail.cli.run_spec_loader import infeasible_error_for_file, load_run_spec, recipe_of
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.resources.sizes import parse_size
+from dovetail.runtime.http_json import is_header_value, is_loopback
 from dovetail.runtime.run_spec import add_import_path, missing_code
 from dovetail.runtime.service import serve as start_service
 from dovetail.text_format import format_count
@@ -106,24 +106,17 @@ def serve(
 
 
 def _argument_errors(host: str, token: str, max_body: str) -> Iterator[dt.Problem]:
-    if not token and not _is_loopback(host):
+    if not token and not is_loopback(host):
         message = f"--host {host} lets other machines send requests, and there is no token"
         fixes = ("export DOVETAIL_TOKEN=$(openssl rand -hex 16)", "--host 127.0.0.1")
         yield dt.Problem(ARGUMENT_CODE, message, fixes=fixes)
-    if token and not (token.isascii() and token.isprintable() and " " not in token):
+    if token and not is_header_value(token):
         message = "the token has spaces or characters that HTTP headers cannot carry"
         yield dt.Problem(ARGUMENT_CODE, message, fixes=("use letters and digits",))
     try:
         parse_size(max_body)
     except ValueError as error:
         yield dt.Problem(ARGUMENT_CODE, f"--max-body {max_body}: {error}", fixes=("--max-body 10MB",))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_servable(job: RunSpec) -> None:

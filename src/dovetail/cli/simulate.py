@@ -40,9 +40,10 @@ OPTION_NAMES = {
 @click.command(
     epilog="""\b
 Examples:
-  dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)" --limit 20000
-  dovetail simulate pipeline.yaml --cluster "100x(64cpu, 256GB, 8xA100:80GB)" --node-losses 0.5 --deaths 2
-  dovetail simulate pipeline.yaml --limit 5000 --seed 7 --json | jq .steady_rate
+  dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S)"
+  dovetail simulate pipeline.yaml --cluster "100x(64cpu, 256GB, 8xA100)" \\
+    --node-losses 0.5 --deaths 2
+  dovetail simulate pipeline.yaml --limit 5000 --json | jq .steady_rate
   dovetail simulate examples/actors/scaled.yaml --cluster "1x(16cpu, 32GB)"
 """
 )
@@ -113,7 +114,6 @@ def simulate(
         not_for_actors = {
             "--limit": limit,
             "--mode": mode,
-            "--set": sets,
             "--source": source,
             "--spread": spread != DEFAULT_SPREAD,
             "--setup": setup_s,
@@ -122,7 +122,7 @@ def simulate(
             "--run-dir": run_dir,
             "--record": record,
         }
-        print_simulation(file, cluster, seed, as_json, not_for_actors)
+        print_simulation(file, sets, cluster, seed, as_json, not_for_actors)
         return
     job = fit_to_cluster(load_run_spec(file, sets, source), cluster)
     try:

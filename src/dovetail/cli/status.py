@@ -16,20 +16,22 @@ from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import next_step_lines, operator_table_lines, result_lines
-from dovetail.text_format import format_duration
+from dovetail.observe.terminal import terminal_width
+from dovetail.text_format import format_duration, wrap_labelled
 
 if TYPE_CHECKING:
     from dovetail.observe.failed_items import RecordedFailure
     from dovetail.observe.run_folder import RunFolder
 
 MAX_SHOWN_LINES = 5
+TIME_COLUMN_WIDTH = 16
 
 
 @click.command(
     epilog="""\b
 Examples:
   dovetail status
-  dovetail status video --watch             # the latest run of the pipeline video, until it ends
+  dovetail status video --watch    # the latest run of the pipeline video
   dovetail status 20261116-0305
   dovetail status ./my-run-folder --json | jq .steady_rate
 """
@@ -86,4 +88,6 @@ def _latest_lines(what: str, entries: tuple[tuple[float, str], ...]) -> list[str
     if not entries:
         return []
     more = f", the last {MAX_SHOWN_LINES} of {len(entries)}" if len(entries) > MAX_SHOWN_LINES else ""
-    return ["", f"{what}{more}", *(f"  {format_duration(t):>12}  {text}" for t, text in entries[-MAX_SHOWN_LINES:])]
+    lines = [f"  {format_duration(t):>12}  {text}" for t, text in entries[-MAX_SHOWN_LINES:]]
+    wrapped = [part for line in lines for part in wrap_labelled(line, terminal_width(), TIME_COLUMN_WIDTH)]
+    return ["", f"{what}{more}", *wrapped]

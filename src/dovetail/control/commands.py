@@ -40,6 +40,9 @@ class StartWorker:
     hosted: tuple[HostedObject, ...]
     context: bytes = b""
     """Data for the objects of this worker alone, as `Worker.context`; engines do not open it."""
+    rendezvous_seed: int = 0
+    """Of a gang: its port for the rendezvous follows from this number, if that port is free; 0: any free port. A
+    restarted gang has the same."""
 
 
 @dataclass(slots=True)

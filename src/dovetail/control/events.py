@@ -73,7 +73,7 @@ class CallFailure:
     fix: str = ""
     """One line for users; only with VERDICT_FATAL."""
     worker_broken: bool = False
-    """The exception means that the worker is of no more use, such as a CUDA error."""
+    """The exception means that the worker is broken, such as a CUDA error."""
 
 
 class FailureCause(Enum):

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+AnyState = TypeVar("AnyState", bound=Enum)
 
 
 class WorkerState(Enum):
@@ -65,11 +71,7 @@ FINAL_RUN_STATES = frozenset({_R.FINISHED, _R.DRAINED, _R.FAILED, _R.CANCELLED})
 FINAL_WORKER_STATES = frozenset({_W.STOPPED, _W.LOST})
 
 
-def checked_worker_move(old: WorkerState, new: WorkerState, what: object) -> WorkerState:
-    assert (old, new) in LEGAL_WORKER_MOVES, f"worker {what}: {old.value} -> {new.value} is not a legal transition"
-    return new
-
-
-def checked_run_move(old: RunState, new: RunState) -> RunState:
-    assert (old, new) in LEGAL_RUN_MOVES, f"run: {old.value} -> {new.value} is not a legal transition"
+def checked_move(legal: Collection[tuple[AnyState, AnyState]], old: AnyState, new: AnyState, what: str) -> AnyState:
+    """The new state, which a table of legal transitions must contain. Every lifecycle uses it."""
+    assert (old, new) in legal, f"{what}: {old.value} -> {new.value} is not a legal transition"
     return new

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from itertools import chain
+from itertools import chain, pairwise
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.control.engine import UnreadableItem
 
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
     from dovetail.control.payload import Segment
     from dovetail.data.interfaces import PayloadStore
 
+OrderKey = tuple[int, ...]
+
 MAX_QUEUED_BYTES = 256 << 20
 MAX_QUEUED_ITEMS = 1 << 17
 """Results that may wait for the reader before the source is paused."""
+
+MAX_SORTED_ITEMS = 1 << 17
+MAX_SORTED_BYTES = 64 << 20
+"""Results of an epoch that are loaded at the same time to bring them into order."""
 
 SIGNAL_CHECK_S = 0.5
 """Longest single wait of a thread that Ctrl-C should interrupt. Python runs signal handlers between two instructions: a
@@ -42,8 +49,10 @@ class IteratorSink:
         self._items = 0
         self._bytes = 0
         self._may_drop = False
-        self._unread: deque[list[Segment]] = deque()
+        self._unread: deque[_Unread] = deque()
         """Results that the reader took from the queue and has not loaded yet."""
+        self._later: tuple[list[OrderKey], list[Any]] = ([], [])
+        """Loaded results, with their keys, that come after some that are not loaded yet."""
         self.dropped = 0
         """Results that were dropped because they were not read."""
         self.on_space: Callable[[], None] = lambda: None
@@ -83,8 +92,10 @@ class IteratorSink:
 
     def _drop(self) -> None:
         with self._reading:
-            waiting = list(self._unread)
+            waiting = [one.segments for one in self._unread]
             self._unread.clear()
+            self.dropped += len(self._later[1])
+            self._later = ([], [])
             while not self._queue.empty():
                 segments = self._queue.get()
                 if segments is None:
@@ -103,15 +114,24 @@ class IteratorSink:
                 self._queue.put(None)
                 self._store.release_mappings()
                 return None
-            self._unread.extend([segments] if self._ordered else [[segment] for segment in segments])
+            self._unread.extend([_Unread(segments)] if self._ordered else [_Unread([one]) for one in segments])
         with self._reading:
             if not self._unread:
                 return []  # another reader was faster
-            segments = self._unread[0]
-            items = load_in_order(self._store, segments) if self._ordered else self._store.load(segments[0])[1]
+            if self._ordered and _is_large(self._unread[0].segments):
+                parts = _split_in_order(self._store, self._unread[0].segments)
+                self._unread = deque([*parts, *list(self._unread)[1:]])
+            segments, until = self._unread[0]
+            if self._ordered:
+                keys, items = _load_sorted(self._store, segments, self._later)
+                end = len(keys) if until is None else bisect_left(keys, until)
+                later, items = (keys[end:], items[end:]), items[:end]
+            else:
+                later, items = self._later, self._store.load(segments[0])[1]
             if self._store.unreadable:
                 items = self._readable(items)
             self._unread.popleft()
+            self._later = later
         self._mark_read(segments)
         return items
 
@@ -136,13 +156,43 @@ class IteratorSink:
             self.on_space()
 
 
+class _Unread(NamedTuple):
+    segments: list[Segment]
+    until: OrderKey | None = None
+    """With ordered results: the first key of the results that are loaded after these; None: there are none."""
+
+
+def _is_large(segments: list[Segment]) -> bool:
+    items, size = sum(segment.items for segment in segments), sum(segment.size_bytes for segment in segments)
+    return len(segments) > 1 and (items > MAX_SORTED_ITEMS or size > MAX_SORTED_BYTES)
+
+
+def _split_in_order(store: PayloadStore, segments: list[Segment]) -> list[_Unread]:
+    """The results of an epoch by their lowest keys, so that they need not be in memory as a whole. They are loaded one
+    further time, because a segment may contain items in any order."""
+    lowest = [(min(_sortable(store.load(segment)[0])), number) for number, segment in enumerate(segments)]
+    lowest.sort()
+    found = [_Unread([segments[number]], after) for (_, number), (after, _) in pairwise(lowest)]
+    return [*found, _Unread([segments[lowest[-1][1]]])]
+
+
+def _sortable(keys: range | list[Any]) -> list[OrderKey]:
+    return [key if isinstance(key, tuple) else (key,) for key in keys]
+
+
 def load_in_order(store: PayloadStore, segments: list[Segment]) -> list[Any]:
     """Epochs arrive in order; within an epoch, items are sorted by key."""
-    keys: list[Any] = []
-    items: list[Any] = []
+    return _load_sorted(store, segments, ([], []))[1]
+
+
+def _load_sorted(
+    store: PayloadStore, segments: list[Segment], loaded: tuple[list[OrderKey], list[Any]]
+) -> tuple[list[OrderKey], list[Any]]:
+    """Keys and items, sorted by key, with those that were loaded before."""
+    keys, items = list(loaded[0]), list(loaded[1])
     for segment in segments:
         its_keys, its_items = store.load(segment)
-        keys += its_keys
+        keys += _sortable(its_keys)
         items += its_items
-    order = sorted(range(len(items)), key=lambda at: keys[at] if isinstance(keys[at], tuple) else (keys[at],))
-    return [items[at] for at in order]
+    order = sorted(range(len(items)), key=keys.__getitem__)
+    return [keys[at] for at in order], [items[at] for at in order]

@@ -40,6 +40,8 @@ PYPROJECT_TABLE = ("tool", "dovetail")
 ENGINE_NAMES = ("local", "ray", "ray:auto")
 QUIET, NORMAL, VERBOSE = "quiet", "normal", "verbose"
 CLUSTER_SUFFIXES = (".yaml", ".yml", ".json")
+SQLITE_PREFIX = "sqlite:///"
+"""Of the URL of a queue in a file; a relative path follows."""
 ENGINE_TEXT = "local, ray, ray:auto or ray:HOST:PORT"
 
 
@@ -68,6 +70,11 @@ CONFIGURATION = Record(
             choice((QUIET, NORMAL, VERBOSE)),
             "quiet: neither plan nor progress; verbose: the output of workers as well.",
             NORMAL,
+        ),
+        Field(
+            "queue",
+            predicate("the URL of a queue", "sqlite:///jobs.db", {}, _is_text),
+            "Queue of `train.submit(...)`, of `dovetail jobs` and of `dovetail worker`.",
         ),
     ),
 )
@@ -254,6 +261,9 @@ def _key_lines(text: str, table: tuple[str, ...]) -> dict[str, int]:
 
 def _resolved(key: str, value: str, folder: Path) -> str:
     """The value, with paths relative to the folder of the project file."""
+    relative = value.removeprefix(SQLITE_PREFIX)
+    if key == "queue" and relative != value and not relative.startswith(("/", "~")):
+        return f"{SQLITE_PREFIX}{folder / relative}"
     is_path = key == "home" or (key == "cluster" and value.endswith(CLUSTER_SUFFIXES))
     return str(folder / os.path.expanduser(value)) if is_path else value  # noqa: PTH111
 

@@ -1,4 +1,4 @@
-"""YAML spelling of values and fixes."""
+"""YAML spelling of values, fixes and whole files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import Expression, ObjectSource, Surface, short_repr
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from dovetail.errors import Call, Given
 
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _NUMBER_WITH_UNIT = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{1,3}")
+LIST_WIDTH = 100
+"""Longest list on one line, in characters."""
 _RESERVED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
@@ -40,6 +45,67 @@ def yaml_literal(value: object) -> str:
             return f"{{{', '.join(f'{yaml_literal(key)}: {yaml_literal(part)}' for key, part in value.items())}}}"
         case _:
             return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Commented:
+    """A value with a comment in the lines above it, for `yaml_document`."""
+
+    value: object
+    comment: str
+
+
+def yaml_document(data: Mapping[str, object], comment: str = "") -> str:
+    """A mapping as a YAML document in block style, in the order of its keys."""
+    return "".join(f"{line}\n" for line in (*_comment_lines(comment), *_mapping_lines(data)))
+
+
+def yaml_documents(documents: Iterable[Mapping[str, object]], comment: str = "") -> str:
+    """Several documents as one file."""
+    parts = [yaml_document(data) for data in documents]
+    return "".join(f"{line}\n" for line in _comment_lines(comment)) + "---\n".join(parts)
+
+
+def _mapping_lines(data: Mapping[Any, object]) -> Iterator[str]:
+    for key, value in data.items():
+        plain, comment = _without_comment(value)
+        yield from _comment_lines(comment)
+        if _is_short(plain):
+            yield f"{yaml_literal(key)}: {yaml_literal(plain)}"
+        else:
+            yield f"{yaml_literal(key)}:"
+            yield from (f"  {line}" for line in _lines(plain))
+
+
+def _list_lines(items: Iterable[object]) -> Iterator[str]:
+    for item in items:
+        plain, comment = _without_comment(item)
+        yield from _comment_lines(comment)
+        first, *others = [yaml_literal(plain)] if _is_short(plain) else _lines(plain)
+        yield f"- {first}"
+        yield from (f"  {line}" for line in others)
+
+
+def _lines(value: object) -> Iterator[str]:
+    return _mapping_lines(value) if isinstance(value, Mapping) else _list_lines(value)  # type: ignore[arg-type]
+
+
+def _is_short(value: object) -> bool:
+    """Whether a value is written on one line: a scalar, an empty collection, or a short list of scalars."""
+    if isinstance(value, Mapping):
+        return not value
+    if isinstance(value, list | tuple):
+        has_scalars = not any(isinstance(item, Mapping | list | tuple | Commented) for item in value)
+        return has_scalars and len(yaml_literal(value)) <= LIST_WIDTH
+    return True
+
+
+def _without_comment(value: object) -> tuple[object, str]:
+    return (value.value, value.comment) if isinstance(value, Commented) else (value, "")
+
+
+def _comment_lines(comment: str) -> list[str]:
+    return [f"# {line}".rstrip() for line in comment.splitlines()]
 
 
 class YamlSurface(Surface):

@@ -15,8 +15,10 @@ from dovetail.control.engine import DeadlineExceededError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    Body = bytes | memoryview | BaseException
-    """A pickled value or exception; or an exception of the engine itself."""
+    Pickled = bytes | memoryview | Sequence[bytes | memoryview]
+    """A pickled value or exception, or one in pieces."""
+    Body = Pickled | BaseException
+    """The last is an exception of the engine itself."""
 
 
 class CallOwner(Protocol):
@@ -28,7 +30,7 @@ class CallOwner(Protocol):
         """Forget the call and cancel it in its worker. False: it was answered. Thread: any."""
         ...
 
-    def load(self, body: bytes | memoryview, descriptors: Sequence[int]) -> Any:
+    def load(self, body: Any, descriptors: Sequence[int]) -> Any:
         """Unpickle an answer; closes the descriptors. Thread: any."""
         ...
 

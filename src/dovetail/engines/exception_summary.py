@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dovetail.control.engine import UnsendableItemError
 from dovetail.control.events import CallFailure
+from dovetail.control.payload import UnwritableItemError
 from dovetail.engines.item_keys import as_tuples, slice_keys
+from dovetail.engines.result_stream import ResultsNotStoredError
 from dovetail.pipeline.failure_rules import ANY_EXCEPTION, action_for, is_known_to_break_workers, type_names
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from dovetail.engines.item_keys import Keys
     from dovetail.pipeline.failure_rules import FailureRules
 
+UNPICKLABLE_TEXT, UNWRITABLE_TEXT = "the result cannot be pickled", "the result cannot be written"
 MAX_LINE_CHARS = 500
 MAX_DETAIL_CHARS = 20_000
 MAX_MESSAGE_DETAIL_CHARS = 400_000
@@ -26,7 +30,7 @@ MAX_MESSAGE_DETAIL_CHARS = 400_000
 MAX_FRAMES = 100
 MAX_CHAIN_LENGTH = 20
 PACKAGE_FOLDER = __file__.removesuffix("engines/exception_summary.py")
-OWN_FOLDERS = (f"{PACKAGE_FOLDER}engines/", f"{PACKAGE_FOLDER}backfill/")
+OWN_FOLDERS = tuple(f"{PACKAGE_FOLDER}{name}/" for name in ("engines", "backfill", "jobs"))
 GPU_MEMORY_PHRASES = (
     "CUDA out of memory",
     "CUDA error: out of memory",
@@ -70,15 +74,25 @@ class FailureCollector:
 
     def add(self, start: int, stop: int, error: BaseException, stage: str = "") -> None:
         """Add the failure of items [start, stop) of the message. Names the stage if the unit has several."""
+        if isinstance(error, ResultsNotStoredError):
+            raise error.__cause__ or error
         summary = summarize_exception(error, detailed=self._chars < MAX_MESSAGE_DETAIL_CHARS)
         detail = f"in stage {stage!r}\n{summary.detail}" if stage and summary.detail else summary.detail
         self._chars += len(detail)
         keys = as_tuples(slice_keys(self._keys, start, stop))
         failure = CallFailure(start, stop, summary.line, detail, summary.out_of_memory, summary.on_gpu, keys)
+        if isinstance(error, UnsendableItemError):
+            failure.error, failure.detail = unsendable_text(error), ""
         failure.stage = stage
         failure.worker_broken = is_worker_broken(error, self._rules)
         self.found.append(failure)
         drop_traceback(error)
+
+
+def unsendable_text(error: UnsendableItemError) -> str:
+    """Why the call whose result cannot be sent or written fails."""
+    why = UNWRITABLE_TEXT if isinstance(error, UnwritableItemError) else UNPICKLABLE_TEXT
+    return f"{why}: {error.error_text}"[:MAX_LINE_CHARS]
 
 
 def drop_traceback(error: BaseException) -> None:
@@ -125,7 +139,7 @@ def classify_memory_error(error: BaseException) -> tuple[bool, bool]:
 
 
 def is_worker_broken(error: BaseException, rules: FailureRules = ()) -> bool:
-    """Whether an exception means that its worker is of no more use; see `on_failure` of a stage."""
+    """Whether an exception means that its worker is broken; see `on_failure` of a stage."""
     try:
         related = [(type_names(one), _exception_text(one)) for one in _related_exceptions(error)]
         found = (action_for(rules, names, text) for names, text in related)

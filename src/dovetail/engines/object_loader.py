@@ -9,7 +9,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import PipelineError, Problem, did_you_mean
-from dovetail.pipeline.stage_function import Each
+from dovetail.pipeline.stage_function import Each, converts_items
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 def load_object(
     work: Any, stage: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
 ) -> tuple[Any, bool]:
-    """The object, and whether it takes single items. Imports texts and instantiates classes with these arguments."""
+    """The object, and whether it takes single items. Imports texts, and instantiates classes with these arguments; a
+    class such as `dt.each(int)` is called with single items itself."""
     each = False
     while isinstance(work, str | Each):
         if isinstance(work, Each):
             work, each = work.fn, True
         else:
             work = import_object(work, f"stage {stage!r}: run=")
-    return (work(*args, **(kwargs or {})) if isinstance(work, type) else work), each
+    is_instantiated = isinstance(work, type) and not (each and converts_items(work))
+    return (work(*args, **(kwargs or {})) if is_instantiated else work), each
 
 
 def bound_call(target: Any) -> Callable[..., Any]:

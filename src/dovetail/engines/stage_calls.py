@@ -18,6 +18,7 @@ from dovetail.engines.call_retry import retry_call_async
 from dovetail.engines.call_timeout import call_with_timeout_async
 from dovetail.engines.exception_summary import is_worker_broken
 from dovetail.engines.item_keys import slice_keys
+from dovetail.engines.result_stream import StoredPiece, collect_results, collect_results_async
 from dovetail.engines.worker_context import CURRENT_CALL, CallContext
 from dovetail.errors import short_repr
 
@@ -37,12 +38,13 @@ ASYNC_FIX = "its function must itself be `async def`, so that the call is awaite
 
 
 def results_as_list(returned: Any, stage: str) -> list[Any]:
-    """The items that a function of lists returned. A generator is consumed here."""
-    return list(results_iterator(returned, stage))
+    """The items that a function of lists returned. A generator is consumed here; large results are stored."""
+    results = results_iterator(returned, stage)
+    return collect_results(results) if results is returned else list(results)
 
 
 def results_iterator(returned: Any, stage: str) -> Iterator[Any]:
-    """The items of an async iterator."""
+    """An iterator over the items that a function of lists returned."""
     if isinstance(returned, NOT_BATCH_TYPES):
         raise _return_type_error(returned, stage)
     try:
@@ -56,7 +58,7 @@ def expand_iterator(returned: Any, single: set[type], stage: str) -> list[Any] |
     type."""
     kind = type(returned)
     if hasattr(kind, "__next__"):
-        return list(returned)
+        return collect_results(returned)
     if _is_coroutine(returned):
         raise _return_type_error(returned, stage)
     if len(single) >= MAX_SINGLE_TYPES:
@@ -191,15 +193,22 @@ def _call_with_batch(
         stop = start + len(batch)  # before the call: the function owns the list and may clear it
         try:
             result = fn(batch)
+            stored = False
             if type(result) is not list:
                 result = results_as_list(result, step.name)
+                stored = is_stored(result)
         except BaseException as error:  # raised by user code
             _add_retried(out, changes, start, stop, failed(start, stop, with_list_hint(error)))
             continue
         out += result
-        if len(result) != stop - start:
+        if len(result) != stop - start or stored:
             changes.append((start, stop, len(result)))
     return out, changes
+
+
+def is_stored(results: list[Any]) -> bool:
+    """Whether the results of a call are stored; each piece then stands for several."""
+    return len(results) > 0 and type(results[0]) is StoredPiece
 
 
 def _add_retried(out: list[Any], changes: list[CountChange], start: int, stop: int, retried: StepResult | None) -> None:
@@ -255,8 +264,13 @@ async def _call_concurrently(
 ) -> list[CallResult]:
     import asyncio  # not every worker needs it
 
+    outer = CURRENT_CALL.get()
+    results = outer.results if outer is not None else None
+
     async def one(index: int) -> CallResult:
-        CURRENT_CALL.set(CallContext([0, index], keys))  # gather gives each a task, and so a context, of its own
+        CURRENT_CALL.set(
+            CallContext([0, index], keys, results=results)
+        )  # gather gives each a task, and so a context, of its own
         return await _call_async(step, start + index, items, reload)
 
     return await asyncio.gather(*[one(index) for index in range(len(keys))])
@@ -293,13 +307,13 @@ async def _await_call(step: Step, argument: Any) -> tuple[list[Any], bool]:
         given = [] if result is None else expand_iterator(result, step.single, step.name)
         return ([result], True) if given is None else (given, False)
     given = results_as_list(result, step.name)
-    return given, len(given) == count
+    return given, len(given) == count and not is_stored(given)
 
 
 async def _await_result(made: Any) -> Any:
     if hasattr(made, "__await__"):
         made = await made
-    return iter([item async for item in made]) if hasattr(made, "__anext__") else made
+    return iter(await collect_results_async(made)) if hasattr(made, "__anext__") else made
 
 
 def _is_final(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from dovetail.engines.call_retry import retry_call
 from dovetail.engines.epoch_starts import join_starts
 from dovetail.engines.exception_summary import FailureCollector, drop_traceback, is_worker_broken
 from dovetail.engines.item_keys import NO_KEYS, derive_keys, join_keys, slice_keys
+from dovetail.engines.result_stream import ResultStream, StageCounts, StoredPiece, stored_positions
 from dovetail.engines.stage_calls import run_step, run_step_async
 from dovetail.engines.worker_context import CURRENT_CALL, CallContext
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import CallFailure
     from dovetail.engines.epoch_starts import EpochStarts
     from dovetail.engines.item_keys import CountChange, Keys
+    from dovetail.engines.result_stream import StorePiece
     from dovetail.engines.stage_calls import OnCallError, Step, StepResult
     from dovetail.engines.worker_context import BreadcrumbCell
     from dovetail.pipeline.error_policy import ErrorPolicy
@@ -80,16 +82,22 @@ def run_message(
     active: ActiveMessage,
     fresh: ReloadItems | None = None,
     starts: EpochStarts | None = None,
+    store: StorePiece | None = None,
 ) -> MessageOutcome:
     """`fresh` reloads the items before a second run: functions may have modified them in place. `starts`: where
-    further epochs begin."""
+    further epochs begin. `store` takes large results of a call while it is running."""
     sizes = [call_size(step, steps[0], batch_size, len(items)) for step in steps]
+    if store is not None:
+        rest = _StagesBehind(steps, sizes, active) if len(steps) > 1 else None
+        active.call.results = ResultStream(store, len(steps), rest)
     if len(steps) == 1:
         return _run_single_stage(steps[0], keys, items, sizes[0], active, fresh, starts)
     try:
         return _run_breadth_first(steps, keys, items, sizes, active, starts)
     except BaseException as error:  # user code; it is examined when it raises again
         drop_traceback(error)
+    if active.call.results is not None:
+        active.call.results.counts = StageCounts(len(steps))
     return _run_depth_first(steps, keys, fresh() if fresh is not None else items, sizes, active, starts)
 
 
@@ -101,7 +109,9 @@ async def run_message_async(
     active: ActiveMessage,
     fresh: ReloadItems | None = None,
     starts: EpochStarts | None = None,
+    store: StorePiece | None = None,
 ) -> MessageOutcome:
+    active.call.results = ResultStream(store) if store is not None else None
     size = len(items) or 1 if step.barrier else max(1, batch_size)
     failures = FailureCollector(keys, step.failure_rules)
     active.call.keys, active.call.size = keys, 1 if step.each else size
@@ -109,7 +119,7 @@ async def run_message_async(
     out, changes = await run_step_async(step, keys, items, size, active.breadcrumb, failures.add, fresh)
     if starts is not None:
         starts.apply_call(changes, items, out)
-    return _single_stage_outcome(keys, changes, out, failures, perf_counter() - began, starts)
+    return _single_stage_outcome(keys, changes, out, failures, perf_counter() - began, starts, active)
 
 
 def call_size(step: Step, head: Step, batch_size: int, items: int) -> int:
@@ -142,7 +152,7 @@ def _run_single_stage(
     out, changes = run_step(step, items, size, active.breadcrumb, on_error)
     if starts is not None:
         starts.apply_call(changes, items, out)
-    return _single_stage_outcome(keys, changes, out, failures, perf_counter() - began, starts)
+    return _single_stage_outcome(keys, changes, out, failures, perf_counter() - began, starts, active)
 
 
 class _CallRetrier:
@@ -187,10 +197,82 @@ def _single_stage_outcome(
     failures: FailureCollector,
     seconds: float,
     starts: EpochStarts | None,
+    active: ActiveMessage,
 ) -> MessageOutcome:
     good = len(keys) - sum([failure.stop - failure.start for failure in failures.found])
     out_keys = derive_keys(keys, changes)
-    return MessageOutcome(out_keys, out, failures.found, seconds, [(good, len(out), seconds)], starts)
+    stages = _with_stored([(good, _count_unstored(active, out), seconds)], active)
+    return MessageOutcome(out_keys, out, failures.found, seconds, stages, starts)
+
+
+def _count_unstored(active: ActiveMessage, items: list[Any]) -> int:
+    stream = active.call.results
+    return len(items) if stream is None or not stream.is_used else len(items) - len(stored_positions(items))
+
+
+def _with_stored(stages: list[tuple[int, int, float]], active: ActiveMessage) -> list[tuple[int, int, float]]:
+    """Add items and seconds of results that were stored while their call was running."""
+    stream = active.call.results
+    if stream is None or not stream.is_used:
+        return stages
+    counts = zip(stream.counts.items_in, stream.counts.items_out, stream.counts.seconds, strict=True)
+    return [
+        (taken + more_in, given + more_out, seconds + more_s)
+        for (taken, given, seconds), (more_in, more_out, more_s) in zip(stages, counts, strict=True)
+    ]
+
+
+def _run_between_stored(
+    step: Step, keys: Keys, items: list[Any], size: int, cell: BreadcrumbCell, active: ActiveMessage
+) -> StepResult:
+    """Run a stage behind the first one; what is stored has passed it already."""
+    call = active.call
+    places = [] if call.results is None or not call.results.is_used else stored_positions(items)
+    if not places:
+        call.keys = keys
+        return run_step(step, items, size, cell, _raise)
+    out: list[Any] = []
+    changes: list[CountChange] = []
+    begin = 0
+    for end in (*places, len(items)):
+        if begin < end:
+            call.keys = slice_keys(keys, begin, end)
+            results, counts = run_step(step, items[begin:end], size, cell, _raise)
+            out += results
+            changes += [(begin + start, begin + stop, count) for start, stop, count in counts]
+        out += items[end : end + 1]
+        begin = end + 1
+    return out, changes
+
+
+class _StagesBehind:
+    """Passes a piece of the results of one call through the stages that are fused behind the stage of the call."""
+
+    def __init__(self, steps: Sequence[Step], sizes: Sequence[int], active: ActiveMessage) -> None:
+        self._steps = steps
+        self._sizes = sizes
+        self._active = active
+
+    def __call__(self, call: CallContext, position: int, keys: Keys, items: list[Any]) -> list[StoredPiece]:
+        active, stream = self._active, call.results
+        assert stream is not None
+        previous = call.keys, call.size, call.breadcrumb
+        call.breadcrumb = cell = [0, 0]  # the breadcrumb of the message stays on the call that returned the items
+        try:
+            for later in range(position + 1, len(self._steps)):
+                stream.position = active.breadcrumb[3] = later
+                call.size = self._sizes[later]
+                began = perf_counter()
+                out, changes = _run_between_stored(self._steps[later], keys, items, call.size, cell, active)
+                stream.counts.seconds[later] += perf_counter() - began
+                stream.counts.items_in[later] += _count_unstored(active, items)
+                stream.counts.items_out[later] += _count_unstored(active, out)
+                keys, items = derive_keys(keys, changes), out
+            stored = stream.store(keys, items)
+        finally:
+            call.keys, call.size, call.breadcrumb = previous
+        active.breadcrumb[3] = position  # after a failure, it names the stage that failed
+        return stored
 
 
 def _run_breadth_first(
@@ -203,21 +285,27 @@ def _run_breadth_first(
 ) -> MessageOutcome:
     breadcrumb, call, keys = active.breadcrumb, active.call, given
     starts = None if given_starts is None else given_starts.inside(0, len(items))
-    stages = []
+    stages: list[tuple[int, int, float]] = []
     began = first = perf_counter()
     for position, step in enumerate(steps):
         if keys is not given:
             breadcrumb[2] = 0  # rows no longer correspond to those of the message
-        breadcrumb[3] = position
-        call.keys, call.size = keys, sizes[position]
-        out, changes = run_step(step, items, sizes[position], breadcrumb, _raise)
+        _set_position(active, position)
+        call.size = sizes[position]
+        out, changes = _run_between_stored(step, keys, items, sizes[position], breadcrumb, active)
         keys = derive_keys(keys, changes)
         if starts is not None:
             starts.apply_call(changes, items, out)
         ended = perf_counter()
-        stages.append((len(items), len(out), ended - began))
+        stages.append((_count_unstored(active, items), _count_unstored(active, out), ended - began))
         items, began = out, ended
-    return MessageOutcome(keys, items, [], began - first, stages, starts)
+    return MessageOutcome(keys, items, [], began - first, _with_stored(stages, active), starts)
+
+
+def _set_position(active: ActiveMessage, position: int) -> None:
+    active.breadcrumb[3] = position
+    if active.call.results is not None:
+        active.call.results.position = position
 
 
 def _run_depth_first(
@@ -244,12 +332,16 @@ def _run_depth_first(
         stop = start + len(part)
         passed = [len(part)]
         inside = None if starts is None else starts.inside(start, stop)
+        stream = active.call.results
+        stored_counts = stream.counts.copy() if stream is not None else None
         try:
             made_keys, made = _run_one_batch(
                 steps, slice_keys(keys, start, stop), part, sizes, active, passed, seconds, inside
             )
         except BaseException as error:  # raised by user code
             failures.add(start, stop, error, steps[breadcrumb[3]].name)
+            if stream is not None and stored_counts is not None:
+                stream.counts = stored_counts
             if starts is not None:
                 pieces.append((start, stop, _without_results(starts.inside(start, stop)), 0))
             continue
@@ -260,7 +352,7 @@ def _run_depth_first(
         for position in range(len(steps)):
             counts[0][position] += passed[position]
             counts[1][position] += passed[position + 1]
-    stages = list(zip(*counts, seconds, strict=True))
+    stages = _with_stored(list(zip(*counts, seconds, strict=True)), active)
     out_starts = None if starts is None else join_starts(starts, pieces)
     return MessageOutcome(join_keys(out_keys), out, failures.found, sum(seconds), stages, out_starts)
 
@@ -284,18 +376,18 @@ def _run_one_batch(
     call = active.call
     call.breadcrumb = place = [0, 0]
     for position, step in enumerate(steps):
-        active.breadcrumb[3] = position
-        call.keys, call.size = keys, sizes[position]
+        _set_position(active, position)
+        call.size = sizes[position]
         began = perf_counter()
         try:
-            out, changes = run_step(step, items, sizes[position], place, _raise)
+            out, changes = _run_between_stored(step, keys, items, sizes[position], place, active)
         finally:
             seconds[position] += perf_counter() - began
         keys = derive_keys(keys, changes)
         if starts is not None:
             starts.apply_call(changes, items, out)
         items = out
-        passed.append(len(items))
+        passed.append(_count_unstored(active, items))
     return keys, items
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from contextlib import nullcontext, suppress
 from functools import partial
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.control.engine import CONTROL_METHODS
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dovetail.engines.epoch_starts import EpochStarts
     from dovetail.engines.exception_summary import ExceptionSummary
     from dovetail.engines.item_keys import Keys
+    from dovetail.engines.result_stream import StorePiece
     from dovetail.engines.stage_chain import ReloadItems
     from dovetail.engines.worker_context import BreadcrumbCell, Worker
 
@@ -150,12 +152,14 @@ class UnitExecutor:
         message: int,
         fresh: ReloadItems | None = None,
         starts: EpochStarts | None = None,
+        store: StorePiece | None = None,
     ) -> MessageOutcome:
         """Run all items of a message. `fresh` reloads the items unmodified; without it, functions that modify items in
-        place see their own changes when a failure makes fused stages run twice."""
+        place see their own changes when a failure makes fused stages run twice. `store` takes large results of a call
+        while it is running."""
         assert not self.is_async, f"{self.stages} must be awaited"
         with SOFT_TIMEOUT if self._has_timeout else nullcontext(), ActiveMessage(breadcrumb, message) as active:
-            return run_message(self._steps, keys, items, batch_size, active, fresh, starts)
+            return run_message(self._steps, keys, items, batch_size, active, fresh, starts, store)
 
     def run_barrier(
         self, rows: BarrierRows, breadcrumb: BreadcrumbCell, message: int, chunk: int, give: EmitChunk
@@ -174,15 +178,21 @@ class UnitExecutor:
         message: int,
         fresh: ReloadItems | None = None,
         starts: EpochStarts | None = None,
+        store: StorePiece | None = None,
     ) -> MessageOutcome:
         if not self.is_async:
-            return self.run(keys, items, batch_size, breadcrumb, message, fresh, starts)
+            return self.run(keys, items, batch_size, breadcrumb, message, fresh, starts, store)
         with ActiveMessage(breadcrumb, message) as active:
-            return await run_message_async(self._steps[0], keys, items, batch_size, active, fresh, starts)
+            return await run_message_async(self._steps[0], keys, items, batch_size, active, fresh, starts, store)
 
     def call(self, method: str, /, *args: Any, **named: Any) -> Any:
         """Call one method of the object; the result may be awaitable."""
         return getattr(self.target, method)(*args, **named)
+
+
+def is_awaitable(value: object) -> bool:
+    """Like `inspect.isawaitable`, which takes several times as long for other values."""
+    return hasattr(type(value), "__await__") or (isinstance(value, GeneratorType) and inspect.isawaitable(value))
 
 
 def call_setup(setup: Callable[..., Any], worker: Worker) -> Any:

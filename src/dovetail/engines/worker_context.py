@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from dovetail.engines.item_keys import Keys
+    from dovetail.engines.result_stream import ResultStream
     from dovetail.resources.seat import Seat
 
 
@@ -36,12 +37,16 @@ class CallContext:
     read.
     """
 
-    __slots__ = ("breadcrumb", "keys", "size")
+    __slots__ = ("breadcrumb", "keys", "results", "size")
 
-    def __init__(self, breadcrumb: BreadcrumbCell, keys: Keys = NO_KEYS, size: int = 1) -> None:
+    def __init__(
+        self, breadcrumb: BreadcrumbCell, keys: Keys = NO_KEYS, size: int = 1, results: ResultStream | None = None
+    ) -> None:
         self.breadcrumb = breadcrumb
         self.keys = keys
         self.size = size
+        self.results = results
+        """Stores large results of the call; None: they stay in memory."""
 
 
 CURRENT_CALL: ContextVar[CallContext | None] = ContextVar("dovetail_call", default=None)
@@ -79,6 +84,8 @@ class Worker:
     """Its name in messages, such as "trainer[0]"; empty: the unit and the id. Set it in `setup`."""
     caller: Callable[..., Future[Any]] | None = None
     """Sends calls to other workers (worker, rank, hosted, method, arguments); set by the engine."""
+    call_here: Callable[[str, str, tuple[Any, ...], dict[str, Any]], Future[Any]] | None = None
+    """Calls objects of this process (hosted, method, args, kwargs); set by the engine."""
     run_async: Callable[[Awaitable[Any]], Any] | None = None
     """Awaits in the event loop in which the async methods of this process run; set by the engine."""
 

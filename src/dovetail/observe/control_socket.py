@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import socket
 import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 SOCKET_NAME = "control.sock"
+NOT_REACHABLE = "DT362"
 ACTIONS = ("drain", "cancel")
 QUERIES = ("ping", "stats")
 MAX_LINE_BYTES = 1 << 16
@@ -75,7 +77,7 @@ class ControlSocket:
         except OSError as error:
             self.unavailable_reason = f"{SOCKET_NAME} cannot be made in {self.folder}: {error.strerror or error}"
             return
-        self._thread = Thread(target=self._serve, args=(self._socket,), name="dovetail-door", daemon=True)
+        self._thread = Thread(target=self._serve, args=(self._socket,), name="control-socket", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ class ControlSocket:
         if found.get("pid") != os.getpid():
             message = f"process {found.get('pid')} is executing this run"
             fixes = (f"dovetail status {run_reference(self.folder)}",)
-            raise ConfigError(Problem("DT362", message, fixes=fixes, place=str(self.folder)))
+            raise ConfigError(Problem(NOT_REACHABLE, message, fixes=fixes, place=str(self.folder)))
 
     def _serve(self, listening: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
@@ -109,22 +111,22 @@ class ControlSocket:
             selector.register(self._woken, selectors.EVENT_READ)
             while not any(key.fileobj is self._woken for key, _ in selector.select()):
                 try:
-                    visitor, _ = listening.accept()
+                    client, _ = listening.accept()
                 except BlockingIOError:
                     continue  # the client disconnected
                 except OSError:
                     time.sleep(0.1)  # out of descriptors: try again later
                     continue
-                with visitor, suppress(OSError):
-                    self._handle_client(visitor)
+                with client, suppress(OSError):
+                    self._handle_client(client)
 
-    def _handle_client(self, visitor: socket.socket) -> None:
+    def _handle_client(self, client: socket.socket) -> None:
         try:
-            answer = self._answer(_read_line(visitor, EXCHANGE_TIMEOUT_S, MAX_LINE_BYTES))
+            answer = self._answer(_read_line(client, EXCHANGE_TIMEOUT_S, MAX_LINE_BYTES))
         except Exception as error:  # no input may disturb the run
-            answer = {"ok": False, "error": _error_text(error)}
-        visitor.settimeout(EXCHANGE_TIMEOUT_S)
-        visitor.sendall(json.dumps(answer).encode() + b"\n")
+            answer = {"ok": False, "error": _error_text(error), "code": _error_code(error)}
+        client.settimeout(EXCHANGE_TIMEOUT_S)
+        client.sendall(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         asked = json.loads(line)
@@ -154,6 +156,11 @@ def _error_text(error: Exception) -> str:
     if isinstance(error, DovetailError):
         return "; ".join(problem.message for problem in error.problems)
     return str(error) or type(error).__name__
+
+
+def _error_code(error: Exception) -> str:
+    """The code under which the client reports the error."""
+    return error.problems[0].code if isinstance(error, DovetailError) else NOT_REACHABLE
 
 
 def _check_not_expired(expires: object) -> None:
@@ -191,7 +198,9 @@ def _check_answer(answer: dict[str, Any], folder: Path, do: str) -> dict[str, An
     if do in ACTIONS:
         raise _unreachable_error(folder, do, message)
     fixes = (f"dovetail status {run_reference(folder)}",)
-    raise ConfigError(Problem("DT362", f"run {folder.name} {message}", fixes=fixes))
+    code = answer.get("code")
+    code = code if isinstance(code, str) and re.fullmatch(r"DT\d{3}", code) else NOT_REACHABLE
+    raise ConfigError(Problem(code, f"run {folder.name} {message}", fixes=fixes))
 
 
 def _check_running(folder: Path) -> None:
@@ -208,7 +217,7 @@ def _check_running(folder: Path) -> None:
     host = header.get("host")
     if host != socket.gethostname():
         message = f"run {folder.name} runs on {host} and can only be controlled there"
-        raise ConfigError(Problem("DT362", message, fixes=(f"run the same command on {host}",)))
+        raise ConfigError(Problem(NOT_REACHABLE, message, fixes=(f"run the same command on {host}",)))
 
 
 def _unreachable_error(folder: Path, do: str, message: str, prefix: str = "") -> ConfigError:
@@ -220,7 +229,7 @@ def _unreachable_error(folder: Path, do: str, message: str, prefix: str = "") ->
         if is_stopped(pid):
             message = f"does not answer, and was not asked to {do}: its process {pid} is stopped"
             fixes = [f"kill -CONT {pid}; dovetail {do} {run_reference(folder)}"]
-    return ConfigError(Problem("DT362", f"run {folder.name} {message}", fixes=tuple(fixes)))
+    return ConfigError(Problem(NOT_REACHABLE, f"run {folder.name} {message}", fixes=tuple(fixes)))
 
 
 def _owner(folder: Path) -> str:

@@ -43,6 +43,9 @@ def forced_colour() -> bool | None:
     return None
 
 
+UNLIMITED_WIDTH = 1_000_000
+
+
 def may_colour(stream: TextIO) -> bool:
     forced = forced_colour()
     return is_terminal(stream) if forced is None else forced
@@ -93,6 +96,12 @@ def terminal_width() -> int:
     import shutil  # late: it imports compression libraries
 
     return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
+
+
+def table_width() -> int:
+    """Columns of a table on stdout that is cut to the terminal. In a pipe or file it is not cut, because `grep` needs
+    the whole text, unless COLUMNS limits it."""
+    return terminal_width() if is_terminal(sys.stdout) or os.environ.get("COLUMNS") else UNLIMITED_WIDTH
 
 
 def display_path(path: str) -> str:

@@ -94,7 +94,7 @@ def log_lines(log: WorkerLog, *, ended: bool, tail: int | None = None) -> Iterat
 
 
 def merge_by_time(logs: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
-    """Lines of several workers in the order of their times; a line without one stays behind the line above it."""
+    """Lines of several workers in the order of their times; a line without a time follows the line above it."""
     timed = (_with_known_times(lines) for lines in logs)
     return (line for _, line in heapq.merge(*timed, key=itemgetter(0)))
 

@@ -12,7 +12,6 @@ from dovetail.pipeline.overrides import set_option
 from dovetail.pipeline.source_sink import SOURCE_AND_SINK
 from dovetail.pipeline.stage import Stage
 from dovetail.resources.resources import Resources
-from dovetail.resources.sizes import format_size_below, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,12 +50,15 @@ class OptionSurface(Surface):
     def change(self, fix: Change, subject: Subject | None) -> str:
         subjects = fix.subjects or ((subject,) if subject is not None else ())
         stages = [one for one in subjects if one.kind == "stage"]
+        roles = [one for one in subjects if one.kind == "role"]
         ends = [one for one in subjects if one.kind in SOURCE_AND_SINK]
         typed: list[str] = []
         removed: list[str] = []
         for name, value in fix.values.items():
             if stages and name in STAGE_SETTINGS:
                 typed += [self.set_option(stage, name, value) for one in stages for stage in one.names]
+            elif roles and value is not UNSET:
+                typed += [_set_option("roles", role, name, value) for one in roles for role in one.names]
             elif ends:
                 typed += [self.end_option(end, name, None if value is UNSET else value) for end in ends]
             elif value is UNSET:
@@ -70,8 +72,7 @@ class OptionSurface(Surface):
 
     def set_option(self, stage: str, name: str, value: object) -> str:
         """`--set` for a setting of a stage; a setting that is removed gets its default value."""
-        path = f"stages.{stage}.{'resources.' if name in RESOURCE_SETTINGS else ''}{name}"
-        return set_option(path, yaml_literal(_default(name) if value is UNSET else value))
+        return _set_option("stages", stage, name, _default(name) if value is UNSET else value)
 
     def end_option(self, end: Subject, name: str, value: object) -> str:
         """The option for a setting of the source or of a sink; `source` and `sink` themselves are paths."""
@@ -105,8 +106,7 @@ class OptionSurface(Surface):
 
 def _short_spec(cluster: Cluster) -> str:
     """The spec with sizes of this machine rounded down, such as 23.5GB."""
-    nodes = (replace(node, memory_bytes=parse_size(format_size_below(node.memory_bytes))) for node in cluster.nodes)
-    return replace(cluster, nodes=tuple(nodes)).spec()
+    return replace(cluster, nodes=tuple(node.rounded() for node in cluster.nodes)).spec()
 
 
 def shell_literal(value: object) -> str:
@@ -122,6 +122,13 @@ def shell_literal(value: object) -> str:
             return shlex.quote(value)
         case _:
             return str(value)
+
+
+def _set_option(section: str, named: str, name: str, value: object) -> str:
+    """`--set` for a setting of a stage or role."""
+    return set_option(
+        f"{section}.{named}.{'resources.' if name in RESOURCE_SETTINGS else ''}{name}", yaml_literal(value)
+    )
 
 
 def _default(name: str) -> object:

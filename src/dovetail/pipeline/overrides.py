@@ -1,7 +1,8 @@
-"""Overrides of values in a pipeline file.
+"""Overrides of values in a pipeline file or an actors file.
 
 --set stages.caption.workers=4     --set stages.0.batch_size=8
 --set 'stages.*.on_error=skip'     every stage; a pattern such as 'stages.clean_*' selects some of them
+--set roles.rollout.workers=4      the same for the roles of an actors file
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.document import Document, KeyPath, dotted_path
 from dovetail.documents.parser import parse_document
@@ -19,11 +20,17 @@ from dovetail.errors import ConfigError, Problem, did_you_mean, nearest_word, sh
 from dovetail.pipeline.secret_settings import mask_override
 from dovetail.pipeline.source_sink import SOURCE_AND_SINK
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 EXAMPLE = "--set stages.caption.workers=4"
 PLAIN_TEXT_PREFIXES = tuple("*&!#%@`|>")
 """A value that begins with one of these is a string such as *.jsonl, although YAML reads it differently."""
 PATTERN_CHARACTERS = "*?["
-"""Characters that no stage name has and that make it a pattern."""
+"""Characters that no name has and that make it a pattern."""
+NAMED_LISTS = {"stages": "stage", "roles": "role"}
+"""Lists whose entries have names, and what an entry is called."""
+EXAMPLES = {"stages": "--set 'stages.*.on_error=skip'", "roles": "--set 'roles.*.slots=4'"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class OverriddenDocument(Document):
 
 
 def parse_override(text: str, data: object) -> Override:
-    """`path=value`, where a stage is named or numbered, and the value is read as YAML."""
+    """`path=value`, where a stage or role is named or numbered, and the value is read as YAML."""
     said = f"--set {mask_override(text)}"
     where, equals, value = text.partition("=")
     if not equals or not where.strip():
@@ -61,18 +68,20 @@ def parse_override(text: str, data: object) -> Override:
 
 
 def parse_overrides(text: str, data: object) -> list[Override]:
-    """`path=value`, where a stage is named, numbered, or a pattern that matches several: 'stages.*.on_error=skip'."""
+    """`path=value`, where a stage or role is named, numbered, or a pattern that matches several:
+    'stages.*.on_error=skip'."""
     change = parse_override(text, data)
     match change.path:
-        case ("stages", str(pattern), *rest):
-            names = _stage_names(data)
+        case ("stages" | "roles" as key, str(pattern), *rest):
+            names = _names_in(data, key)
             if not rest:
-                raise _override_error(change.said, "names no setting of the stages", "--set 'stages.*.on_error=skip'")
+                raise _override_error(change.said, f"names no setting of the {key}", EXAMPLES[key])
             numbers = [number for number, name in enumerate(names) if fnmatchcase(name, pattern)]
             if not numbers:
-                fixes = (set_option(f"stages.*.{'.'.join(map(str, rest))}", _value_text(text)),)
-                raise _override_error(change.said, f"no stage matches {pattern!r}", *fixes, listed=names)
-            return [replace(change, path=("stages", number, *rest)) for number in numbers]
+                fixes = (set_option(f"{key}.*.{'.'.join(map(str, rest))}", _value_text(text)),)
+                message = f"no {NAMED_LISTS[key]} matches {pattern!r}"
+                raise _override_error(change.said, message, *fixes, listed={key: names})
+            return [replace(change, path=(key, number, *rest)) for number in numbers]
     return [change]
 
 
@@ -101,6 +110,20 @@ def apply_overrides(document: Document, changes: list[Override]) -> OverriddenDo
     return OverriddenDocument(document.name, data, document.root, said)
 
 
+def override_values(document: Document, sets: Sequence[str]) -> OverriddenDocument:
+    """The document with the values of `--set`; a ConfigError names every one that does not apply."""
+    changes: list[Override] = []
+    problems: list[Problem] = []
+    for text in sets:
+        try:
+            changes += parse_overrides(text, document.data)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return apply_overrides(document, changes)
+
+
 def _parse_value(text: str, said: str) -> Any:
     if text.startswith(PLAIN_TEXT_PREFIXES):
         return text
@@ -116,49 +139,51 @@ def _parse_path(where: str, data: object, text: str) -> KeyPath:
     if not all(words):
         raise _override_error(said, f"{where!r} has an empty part", EXAMPLE)
     if words[0] == "sink" and words[1:2] == ["stages"]:
-        return ("sink", "stages", *_split_stage_name(words[2:], _stage_names(data)))
-    if words[0] != "stages" or len(words) == 1:
+        return ("sink", "stages", *_split_name(words[2:], _names_in(data, "stages")))
+    key = words[0]
+    if key not in NAMED_LISTS or len(words) == 1:
         return tuple(words)
-    names = _stage_names(data)
+    names, entry = _names_in(data, key), NAMED_LISTS[key]
     if words[1].isascii() and words[1].isdigit():
         number, rest = int(words[1]), words[2:]
     elif any(letter in words[1] for letter in PATTERN_CHARACTERS):
         return tuple(words)
     else:
-        name, *rest = _split_stage_name(words[1:], names)
+        name, *rest = _split_name(words[1:], names)
         if name not in names:
             raise _override_error(
                 said,
-                f"there is no stage {name!r}{did_you_mean(name, names)}",
-                *_stage_fixes(name, names, rest, text),
-                listed=names,
+                f"there is no {entry} {name!r}{did_you_mean(name, names)}",
+                *_name_fixes(key, name, names, rest, text),
+                listed={key: names},
             )
         number = names.index(name)
     if number >= len(names):
-        message = f"there is no stage {number}: the first is 0, the last {len(names) - 1}"
-        raise _override_error(said, message, *_stage_fixes("", names[-1:], rest, text))
-    return ("stages", number, *rest)
+        message = f"there is no {entry} {number}: the first is 0, the last {len(names) - 1}"
+        raise _override_error(said, message, *_name_fixes(key, "", names[-1:], rest, text))
+    return (key, number, *rest)
 
 
-def _stage_fixes(name: str, names: list[str], rest: list[str], text: str) -> list[str]:
-    """The same option for the stage that was probably meant, or for one that exists."""
+def _name_fixes(key: str, name: str, names: list[str], rest: list[str], text: str) -> list[str]:
+    """The same option for the stage or role that was probably meant, or for one that exists."""
     near = nearest_word(name, names) or next(iter(names), None)
     if near is None:
         return [EXAMPLE]
-    return [set_option(".".join(["stages", near, *rest]), _value_text(text))]
+    return [set_option(".".join([key, near, *rest]), _value_text(text))]
 
 
-def _split_stage_name(words: list[str], names: list[str]) -> list[str]:
-    """Split the name of a stage from the words; a name may contain dots, so the longest match counts."""
+def _split_name(words: list[str], names: list[str]) -> list[str]:
+    """Split a name from the words; a name may contain dots, so the longest match counts."""
     for length in range(len(words), 0, -1):
         if ".".join(words[:length]) in names:
             return [".".join(words[:length]), *words[length:]]
     return words
 
 
-def _stage_names(data: object) -> list[str]:
-    stages = data.get("stages") if isinstance(data, Mapping) else None
-    entries = stages if isinstance(stages, list) else []
+def _names_in(data: object, key: str) -> list[str]:
+    """Names of the entries of a list of the file."""
+    found = data.get(key) if isinstance(data, Mapping) else None
+    entries = found if isinstance(found, list) else []
     return [str(entry.get("name", "")) if isinstance(entry, Mapping) else "" for entry in entries]
 
 
@@ -183,6 +208,8 @@ def _set_value(data: Any, change: Override, depth: int) -> Any:
     return data
 
 
-def _override_error(said: str, message: str, *fixes: str, listed: list[str] | None = None) -> ConfigError:
-    evidence = (f"stages: {', '.join(listed)}",) if listed else ()
+def _override_error(
+    said: str, message: str, *fixes: str, listed: Mapping[str, Sequence[str]] | None = None
+) -> ConfigError:
+    evidence = tuple(f"{key}: {', '.join(names)}" for key, names in (listed or {}).items() if names)
     return ConfigError(Problem("DT360", message, evidence, fixes, place=said))

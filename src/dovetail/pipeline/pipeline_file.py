@@ -14,7 +14,6 @@ them.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -28,18 +27,16 @@ from dovetail.documents.fields import (
     Schema,
     UnknownKey,
     WrongValue,
-    file_problem,
     is_quotable,
     list_of,
     record_type,
 )
 from dovetail.documents.parser import read_document
 from dovetail.documents.yaml_surface import YAML
-from dovetail.errors import ConfigError, Problem, ResourceError, Subject, nearest_word, short_repr
+from dovetail.errors import ConfigError, Problem, short_repr
 from dovetail.pipeline.error_policy import RETRY, RETRY_FILE_EXAMPLE, Retry, retry_from_data, retry_to_data
+from dovetail.pipeline.file_reader import FileReader
 from dovetail.pipeline.graph import pipeline_problems, reverse_edges, stage_edges
-from dovetail.pipeline.option_surface import OptionSurface
-from dovetail.pipeline.overrides import set_option
 from dovetail.pipeline.source_sink import JOB, job_problems
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_fields import DEFAULTS, NAME, STAGE, default_problems, quote_value
@@ -52,8 +49,6 @@ if TYPE_CHECKING:
 
     from dovetail.errors import Fix
 
-OPTION = "--set "
-"""Begin of the place of a value that the command line gave."""
 EXAMPLE_STAGE = {"name": "read", "run": "my_package.my_module:read"}
 EXAMPLE_FILE = {"stages": [EXAMPLE_STAGE]}
 EXAMPLE_DEFAULTS = {"on_error": "skip", "retries": 2}
@@ -116,51 +111,47 @@ def parse_pipeline_data(data: object) -> ParsedPipelineFile:
     return _PipelineFileReader(Document("pipeline", data)).file()
 
 
-class _PipelineFileReader:
-    """Collects all problems, so that they can be fixed at once."""
-
+class _PipelineFileReader(FileReader):
     def __init__(self, document: Document) -> None:
-        self.document = document
-        self.problems: list[Problem] = []
-        self.given: list[set[str]] = []
-        """Keys of each stage in the file; a missing key is reported once, not also as an invalid value."""
+        super().__init__(document)
         self.defaults: dict[str, Any] = {}
         """Valid values for stages without their own."""
 
     def file(self) -> ParsedPipelineFile:
-        top = self._mapping((), self.document.data, PIPELINE_FILE, EXAMPLE_FILE)
+        top = self.mapping((), self.document.data, PIPELINE_FILE, EXAMPLE_FILE)
         entries = top.get("stages", ())
         if not isinstance(entries, list | tuple):
             instead = [entries] if isinstance(entries, Mapping) else EXAMPLE_FILE["stages"]
-            self._report(("stages",), WrongValue(entries, "a list", instead=(instead,)))
+            self.report(("stages",), WrongValue(entries, "a list", instead=(instead,)))
             entries = ()
         if "defaults" in top:
             self.defaults = self._defaults(("defaults",), top["defaults"])
-        stages = [self._stage(("stages", number), entry) for number, entry in enumerate(entries)]
+        stages = [self._stage(number, entry) for number, entry in enumerate(entries)]
         name = top.get("name", "pipeline")
         formless = not stages and bool(self.problems)
         for path, problem in pipeline_problems(stages, name):
-            if self._was_given(path) and not (formless and problem.code == "DT030"):
-                self._add(path, problem)
+            if self.was_given(path) and not (formless and problem.code == "DT030"):
+                self.add(path, problem)
         leaves = (
             None if self.problems else [end for end, then in reverse_edges(stage_edges(stages)).items() if not then]
         )
         for path, problem in job_problems(top, leaves):
             self.problems.append(replace(problem, place=self.document.place(path)))
         job = {key: top[key] for key in JOB.names if key in top}
-        return ParsedPipelineFile(name, tuple(stages), tuple(sorted(self.problems, key=self._line_and_column)), job)
+        return ParsedPipelineFile(name, tuple(stages), self.sorted_problems(), job)
 
-    def _stage(self, path: KeyPath, entry: object) -> Stage:
-        known = self._mapping(path, entry, STAGE, EXAMPLE_STAGE)
-        self.given.append({*known, *self.defaults})
+    def _stage(self, number: int, entry: object) -> Stage:
+        path = ("stages", number)
+        known = self.mapping(path, entry, STAGE, EXAMPLE_STAGE)
+        self.given[number] = {*known, *self.defaults}
         name = known.get("name")
         called = f"stage {name!r}" if isinstance(name, str) else dotted_path("", path)
         return Stage(**{"name": None, "run": None, **self.defaults, **self._objects(path, known, called)})
 
     def _defaults(self, path: KeyPath, entry: object) -> dict[str, Any]:
-        values = self._objects(path, self._mapping(path, entry, DEFAULTS, EXAMPLE_DEFAULTS), "defaults")
+        values = self._objects(path, self.mapping(path, entry, DEFAULTS, EXAMPLE_DEFAULTS), "defaults")
         for field_name, problem in default_problems(values):
-            self._add((*path, field_name), problem)
+            self.add((*path, field_name), problem)
             values.pop(field_name, None)
         return values
 
@@ -168,7 +159,7 @@ class _PipelineFileReader:
         """The values of a stage, with objects for mappings."""
         values = dict(known)
         if "resources" in values:
-            values["resources"] = self._resources((*path, "resources"), values["resources"], called)
+            values["resources"] = self.resources((*path, "resources"), values["resources"], called)
         for name in ("on_error", "on_death"):
             if isinstance(values.get(name), Mapping):
                 values[name] = self._retry((*path, name), values[name])
@@ -176,7 +167,7 @@ class _PipelineFileReader:
 
     def _retry(self, path: KeyPath, entry: Mapping[Any, Any]) -> object:
         """The `dt.Retry` of `on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}`."""
-        known = self._mapping(path, entry, RETRY, {})
+        known = self.mapping(path, entry, RETRY, {})
         try:
             return retry_from_data(known)
         except ConfigError as error:
@@ -184,63 +175,13 @@ class _PipelineFileReader:
                 self.problems.append(replace(problem, fixes=(RETRY_FILE_EXAMPLE,), place=self.document.place(path)))
             return "fail"
 
-    def _resources(self, path: KeyPath, entry: object, called: str) -> Resources:
-        known = self._mapping(path, entry, RESOURCES, {"cpus": 1})
-        try:
-            return Resources(**known)
-        except ResourceError as error:
-            for problem in error.problems:
-                setting = problem.subject.name if problem.subject is not None else ""
-                about = (setting,) if setting in known else ()
-                self._add((*path, *about), replace(problem, message=f"{called}: {problem.message}"))
-            return Resources()
+    def with_hint(self, problem: Problem, mistake: UnknownKey, record: Record) -> Problem:
+        return _with_hint(problem, mistake, record)
 
-    def _mapping(self, path: KeyPath, data: object, record: Record, example: object) -> dict[str, Any]:
-        """The values of known keys; unknown and missing keys are problems."""
-        if not isinstance(data, Mapping):
-            self._report(path, WrongValue(data, "a mapping", instead=(example,)))
-            return {}
-        for mistake in record.key_mistakes(data):
-            problem = file_problem(mistake, path)
-            place = self.document.place((*path, *mistake.path))
-            if isinstance(mistake, UnknownKey):
-                problem = _with_hint(problem, mistake, record)
-                if place.startswith(OPTION):
-                    problem = replace(problem, fixes=_spelled_as_option(place, problem, mistake))
-            self.problems.append(replace(problem, place=place))
-        return {key: data[key] for key in record.names if key in data}
-
-    def _report(self, path: KeyPath, mistake: WrongValue) -> None:
-        problem = file_problem(replace(mistake, path=path))
-        self.problems.append(replace(problem, place=self.document.place(path)))
-
-    def _line_and_column(self, problem: Problem) -> tuple[int, ...]:
-        """Order of problems. Values of the command line (`overrides.py`) have neither, and come first."""
-        found = re.search(r":(\d+):(\d+)$", problem.place) if self.document.root is not None else None
-        return (int(found[1]), int(found[2])) if found and not problem.place.startswith("--") else ()
-
-    def _was_given(self, path: KeyPath) -> bool:
-        match path:
-            case ("stages", int(number), str(key), *_):
-                return key in self.given[number]
-        return True
-
-    def _add(self, path: KeyPath, problem: Problem) -> None:
-        place = self.document.place(path)
-        fixes = YAML.fixes(problem)
+    def fixes(self, path: KeyPath, problem: Problem) -> tuple[Fix, ...]:
         if problem.code == "DT030":
-            fixes = (YAML.assignment("stages", [EXAMPLE_STAGE]),)
-        elif place.startswith(OPTION) and (stage := self._stage_name(path)):
-            fixes = OptionSurface().fixes(replace(problem, subject=Subject("stage", stage)))
-        self.problems.append(replace(problem, fixes=fixes, place=place))
-
-    def _stage_name(self, path: KeyPath) -> str:
-        """The name of the stage that a path is in; empty: in none, or it has no valid name."""
-        match path:
-            case ("stages", int(number), *_):
-                name = self.document.data["stages"][number].get("name")
-                return name if isinstance(name, str) else ""
-        return ""
+            return (YAML.assignment("stages", [EXAMPLE_STAGE]),)
+        return super().fixes(path, problem)
 
 
 def _with_hint(problem: Problem, mistake: UnknownKey, record: Record) -> Problem:
@@ -250,19 +191,17 @@ def _with_hint(problem: Problem, mistake: UnknownKey, record: Record) -> Problem
         value = quote_value(mistake.value) if is_quotable(mistake.value) else 1
         message = f"unknown key {word!r}: it belongs under 'resources'"
         return replace(problem, message=message, fixes=(f"resources: {{{word}: {value}}}",))
+    if record is PIPELINE_FILE and word in STAGE.by_name:
+        if word not in DEFAULTS.by_name:
+            fix: Fix = f"move {word!r} to its stage, below 'stages'"
+            return replace(problem, message=f"unknown key {word!r}: it belongs to a stage", fixes=(fix,))
+        fix = YAML.assignment("defaults", {word: mistake.value})
+        message = f"unknown key {word!r}: it belongs to a stage, or to 'defaults' for all of them"
+        return replace(problem, message=message, fixes=(fix,))
     if record is RESOURCES and word in STAGE.by_name:
         message = f"unknown key {word!r}: it belongs to the stage"
         return replace(problem, message=message, fixes=(f"move {word!r} out of 'resources', beside it",))
     return problem
-
-
-def _spelled_as_option(place: str, problem: Problem, mistake: UnknownKey) -> tuple[Fix, ...]:
-    """The fix of an unknown key of the option `--set`, as that option."""
-    near = nearest_word(str(mistake.path[-1]), mistake.known)
-    path, _, value = place.removeprefix(OPTION).partition("=")
-    if near is None or not path.endswith(f".{mistake.path[-1]}"):
-        return problem.fixes
-    return (set_option(f"{path.rpartition('.')[0]}.{near}", value),)
 
 
 def pipeline_to_data(stages: Sequence[Stage], name: str) -> tuple[dict[str, Any], list[Problem]]:

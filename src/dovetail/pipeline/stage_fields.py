@@ -32,7 +32,7 @@ from dovetail.pipeline.durations import DURATION, DURATION_TEXT_SCHEMA
 from dovetail.pipeline.error_policy import FINAL_ACTIONS, RETRY, Retry
 from dovetail.pipeline.failure_rules import ANY_EXCEPTION, FAILURE_ACTIONS
 from dovetail.pipeline.stage import GANG_VARIABLES, Stage
-from dovetail.pipeline.stage_function import Each
+from dovetail.pipeline.stage_function import Each, converts_items, has_callable_objects
 from dovetail.resources.resources import RANKS_LIMIT, Resources
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ def _run_mistakes(run: object) -> Iterator[Mistake]:
     inner = run.fn if isinstance(run, Each) else run
     if not callable(inner):
         yield WrongValue(run, RUN_TEXT, "is not a function, a class or a string", (RUN_EXAMPLE,))
-    elif isinstance(inner, type) and not any("__call__" in vars(base) for base in inner.__mro__):
+    elif isinstance(inner, type) and not (
+        has_callable_objects(inner) or (isinstance(run, Each) and converts_items(inner))
+    ):
         reason = "is a class whose objects cannot be called: it has no method __call__(self, items)"
         yield WrongValue(inner, RUN_TEXT, reason, (RUN_EXAMPLE,))
 

@@ -42,7 +42,25 @@ def function_name(run: object) -> str:
 
 def is_class(run: object) -> bool:
     """Whether workers are objects of a class, set up once; False for a string, which is not imported here."""
-    return isinstance(_inner(run), type)
+    inner = _inner(run)
+    return isinstance(inner, type) and not (isinstance(run, Each) and converts_items(inner))
+
+
+def has_callable_objects(kind: type) -> bool:
+    return any("__call__" in vars(base) for base in kind.__mro__)
+
+
+def converts_items(kind: type) -> bool:
+    """Whether a class with `dt.each` is called with each item, as `int` is: its objects cannot be called, and it takes
+    one argument, which no class of workers does."""
+    if has_callable_objects(kind) or kind.__module__ == "builtins":
+        return not has_callable_objects(kind)
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    required = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    return len(required) == 1 and required[0].kind in (required[0].POSITIONAL_ONLY, required[0].POSITIONAL_OR_KEYWORD)
 
 
 def is_async(run: object) -> bool:

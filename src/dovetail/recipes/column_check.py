@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -53,17 +52,20 @@ def missing_columns(recipe: Recipe, rows: Sequence[Any]) -> Iterator[Problem]:
     rows = [row for row in rows if isinstance(row, dict)]
     if not rows:
         return
+    needing: dict[str, list[RecipeStep]] = {}
     for step in recipe.steps:
         if step.operator is None or step.kind in ("custom", "aggregator", "grouper") or "adapter" in step.parameters:
-            return
+            break
         for field in step.operator.columns():
             if (
                 field
                 and not field.startswith(STATS_FIELD)
                 and not any(_has_field(row, one) for row in rows for one in _alternative_fields(step, field))
             ):
-                path = ("process", step.number, step.op)
-                yield replace(_missing_field_problem(step, field, rows), place=recipe.document.place(path))
+                needing.setdefault(field, []).append(step)
+    for field, steps in needing.items():
+        place = recipe.document.place(("process", steps[0].number, steps[0].op))
+        yield _missing_field_problem(steps, field, rows).at(place)
 
 
 def _alternative_fields(step: RecipeStep, field: str) -> tuple[str, ...]:
@@ -82,16 +84,20 @@ def _has_field(row: Any, field: str) -> bool:
     return True
 
 
-def _missing_field_problem(step: RecipeStep, field: str, rows: Sequence[dict[str, Any]]) -> Problem:
+def _missing_field_problem(steps: Sequence[RecipeStep], field: str, rows: Sequence[dict[str, Any]]) -> Problem:
+    """One problem for all operators that need the field: they have one cause and one fix."""
     there = list(dict.fromkeys(str(name) for row in rows for name in row))
-    message = f"{step.op} needs the field {field!r}, which none of the first {len(rows)} rows has"
+    names = list(dict.fromkeys(step.op for step in steps))
+    who = f"{names[0]} needs" if len(names) == 1 else f"{len(names)} operators need"
+    count = "the first row does not have" if len(rows) == 1 else f"none of the first {len(rows)} rows has"
+    message = f"{who} the field {field!r}, which {count}"
     evidence = (
+        *([f"operators: {', '.join(names)}"] if len(names) > 1 else []),
         f"fields of these rows: {', '.join(there[:MAX_COLUMNS_SHOWN])}"
         + (", ..." if len(there) > MAX_COLUMNS_SHOWN else ""),
     )
     hint = did_you_mean(field, there)
-    fixes = tuple(f"text_keys: {name}" for name in there[:1] if step.operator and field == step.operator.text_key)
+    is_text = all(step.operator and field == step.operator.text_key for step in steps)
     text = next((name for name in there if any(isinstance(row.get(name), str) for row in rows)), None)
-    if fixes and text is not None:
-        fixes = (f"text_keys: {text}",)
-    return Problem("DT416", message + hint, evidence, fixes or ("correct the name of the field",))
+    fixes = (f"text_keys: {text or there[0]}",) if is_text and there else ("correct the name of the field",)
+    return Problem("DT416", message + hint, evidence, fixes)

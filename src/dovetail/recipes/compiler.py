@@ -103,8 +103,8 @@ def _compile_step(step: RecipeStep, how: CompileOptions, wrap: WrapRun) -> list[
         return [_row_stage(step.name, operator, needs, wrap, settings)]
     run: Any = operator if isinstance(operator, Deduplicator) else RowCheck(operator)
     first = Stage(f"{step.name}{HASH_STAGE_SUFFIX}", each(run), needs.resources, **{**settings, "returns": 1.0})
-    alone = {key: value for key, value in settings.items() if key not in ("workers", "rate", "fuse")}
     # a barrier has one worker, and cannot skip rows
+    alone = {key: value for key, value in settings.items() if key not in ("workers", "rate", "fuse", "on_death")}
     chosen = wrap(BarrierStage(operator), step.name)
     return [
         first,

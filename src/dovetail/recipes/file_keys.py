@@ -30,7 +30,9 @@ from dovetail.documents.fields import (
     predicate,
     whole,
 )
+from dovetail.errors import UNSET
 from dovetail.pipeline.source_sink import COUNT_LIMIT, ERROR_LIMIT, MODES, SIZE
+from dovetail.pipeline.stage_fields import STAGE
 from dovetail.resources.sizes import SizeError, parse_size
 
 if TYPE_CHECKING:
@@ -60,6 +62,23 @@ EXECUTOR_TYPES = ("default", "local", "ray", "ray_partitioned")
 EXPORT_TYPES = ("jsonl", "json", "parquet", "csv", "lance")
 DEFAULT_TRACE_NUM = 10
 DEFAULT_MAX_ERRORS = 1000
+STAGE_FIELDS = {"call_timeout": "timeout"}
+"""Key in a recipe -> field of Stage, where they differ: operators of Data-Juicer have a parameter of that name."""
+FAILURE_KEYS = (
+    "retries",
+    "on_error",
+    "on_death",
+    "on_failure",
+    "call_timeout",
+    "setup_timeout",
+    "max_setup_failures",
+)
+"""Settings of a stage that a recipe can have for all operators, and for one."""
+OPERATOR_DEFAULTS = Record(
+    "Operator defaults",
+    "Values of all operators that do not have their own, as in a [stage](#stage).",
+    tuple(replace(STAGE.by_name[STAGE_FIELDS.get(key, key)], name=key, default=UNSET) for key in FAILURE_KEYS),
+)
 
 RECIPE_FILE = Record(
     "Recipe file",
@@ -90,6 +109,17 @@ RECIPE_FILE = Record(
             "export_stats", FLAG, "Also write the stats of the remaining rows to <export>_stats.jsonl.", nullable=True
         ),
         Field("process", OPERATORS, "The operators.", required=True),
+        Field(
+            "defaults",
+            replace(
+                predicate(
+                    "a mapping", {"retries": 1}, OPERATOR_DEFAULTS.schema(), lambda value: isinstance(value, Mapping)
+                ),
+                text="[defaults](#operator-defaults) of operators",
+            ),
+            "Settings of all operators that do not have their own.",
+            nullable=True,
+        ),
         Field(
             "np", POSITIVE_INT, "Workers per operator without num_proc, if auto_op_parallelism is false.", nullable=True
         ),
@@ -176,15 +206,10 @@ DOVETAIL_KEYS = (
     "adapter",
     "rate",
     "returns",
-    "retries",
-    "call_timeout",
-    "setup_timeout",
+    *FAILURE_KEYS,
     "env",
 )
-"""Stage settings that Data-Juicer does not have. `call_timeout` is a stage's `timeout`: operators of Data-Juicer have a
-parameter of that name."""
-STAGE_FIELDS = {"call_timeout": "timeout"}
-"""Key in a recipe -> field of Stage, where they differ."""
+"""Stage settings that Data-Juicer does not have."""
 OPERATOR_KEYS = frozenset(
     {
         *("num_proc", "num_cpus", "num_gpus", "memory", "batch_size", "accelerator", "runtime_env", "skip_op_error"),
@@ -254,8 +279,8 @@ RESOURCES_MAPPING = replace(
 
 OPERATOR = Record(
     "Operator",
-    "Keys of every operator. `rate`, `returns`, `retries`, `setup_timeout` and `env` are as in a [stage](#stage);"
-    " `call_timeout` is its `timeout`.",
+    "Keys of every operator. `rate`, `returns`, `retries`, `on_error`, `on_death`, `on_failure`, `setup_timeout`,"
+    " `max_setup_failures` and `env` are as in a [stage](#stage); `call_timeout` is its `timeout`.",
     (
         Field("num_proc", WORKERS, "Number of workers: -1 or auto, n, or [minimum, maximum].", nullable=True),
         Field("num_cpus", CPUS, "CPUs of one worker.", nullable=True),

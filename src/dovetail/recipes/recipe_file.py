@@ -18,9 +18,16 @@ from dovetail.recipes.catalogue import (
     native_class,
 )
 from dovetail.recipes.compiler import HASH_STAGE_SUFFIX, RESULTS_STAGE, STATS_STAGE
-from dovetail.recipes.file_keys import IGNORED_KEYS, KEY_FIELDS, OPERATOR_KEYS, RECIPE_FILE, value_or_default
+from dovetail.recipes.file_keys import (
+    IGNORED_KEYS,
+    KEY_FIELDS,
+    OPERATOR_DEFAULTS,
+    OPERATOR_KEYS,
+    RECIPE_FILE,
+    value_or_default,
+)
 from dovetail.recipes.parameters import coerce_parameters, constructor_problem, is_valid, parameter_problems
-from dovetail.recipes.requirements import OperatorRequirements, parse_requirements
+from dovetail.recipes.requirements import OperatorRequirements, parse_requirements, stage_settings
 from dovetail.runtime.run_spec import add_import_path
 
 if TYPE_CHECKING:
@@ -53,7 +60,7 @@ class RecipeStep:
     """None if it cannot run in this environment; `unready` has the reason."""
     unready: Problem | None = None
     skip_errors: bool = True
-    """Whether failed rows are recorded and skipped."""
+    """Whether failed rows are recorded and skipped, unless the settings of the stage have `on_error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,8 @@ class _RecipeParser:
     """Operators of `custom_operator_paths`."""
     ignored: dict[str, None] = field(default_factory=dict)
     """Accepted keys and parameters without effect."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Settings of the stages of all operators that do not have their own."""
 
     def parse(self) -> ParsedRecipe:
         data = self.document.data
@@ -120,7 +129,23 @@ class _RecipeParser:
         if found.get("dataset") is not None and found.get("dataset_path") is not None:
             fix = ("remove one of the two",)
             self._report(("dataset",), Problem("DT410", "dataset and dataset_path both name the input", fixes=fix))
+        if isinstance(found.get("defaults"), Mapping):
+            self._set_defaults(found["defaults"], found)
         return {key: item for key, item in found.items() if key not in wrong}
+
+    def _set_defaults(self, given: Mapping[str, Any], top: Mapping[str, Any]) -> None:
+        known = {key: given[key] for key in given if key in OPERATOR_DEFAULTS.by_name}
+        for key in given:
+            if key not in known:
+                problem = unknown_key_problem(str(key), OPERATOR_DEFAULTS.names)
+                self._report(("defaults", str(key)), replace(problem, message=f"defaults: {problem.message}"))
+        if top.get("skip_op_error") is not None:
+            known["skip_op_error"] = top["skip_op_error"]
+
+        def report(key: str, problem: Problem) -> None:
+            self._report(("defaults", key), replace(problem, message=f"defaults: {problem.message}"))
+
+        self.defaults = stage_settings(known, report)
 
     def _unknown_top_level(self, key: str) -> Problem:
         problem = unknown_key_problem(key, RECIPE_FILE.names)
@@ -181,7 +206,8 @@ class _RecipeParser:
             self._report((*path, key) if key in given else path, replace(problem, message=f"{op}: {problem.message}"))
 
         entry = known_operators().get(op)
-        needs = parse_requirements(given, cuda_by_default=entry is not None and entry.cuda, report=report)
+        cuda = entry is not None and entry.cuda
+        needs = parse_requirements(given, cuda_by_default=cuda, report=report, defaults=self.defaults)
         skips = value_or_default(given, "skip_op_error", value_or_default(top, "skip_op_error", True)) is not False
         half = RecipeStep(number, op, name, "custom", given, needs, None, None, skips)
         before = len(self.problems)

@@ -6,24 +6,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.fields import WrongValue, file_problem, setting_problem, unknown_key_problem
 from dovetail.documents.yaml_surface import YAML, YamlSurface
-from dovetail.errors import Problem, ResourceError, short_repr
+from dovetail.errors import ConfigError, Problem, ResourceError, short_repr
+from dovetail.pipeline.error_policy import RETRY_FILE_EXAMPLE, retry_from_data
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_fields import stage_problems
-from dovetail.recipes.file_keys import DEPRECATED_NAMES, OPERATOR, STAGE_FIELDS
+from dovetail.recipes.file_keys import DEPRECATED_NAMES, FAILURE_KEYS, OPERATOR, STAGE_FIELDS
 from dovetail.resources.resources import RESOURCES, Resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from dovetail.pipeline.stage import Workers
 
 AMOUNT_KEYS = ("num_cpus", "num_gpus", "memory")
-STAGE_SETTINGS = ("rate", "returns", "retries", "call_timeout", "setup_timeout", "env", "runtime_env")
+STAGE_SETTINGS = ("rate", "returns", *FAILURE_KEYS, "env", "runtime_env")
 """Settings of a stage, as in a pipeline file."""
 RECIPE_RESOURCE_NAMES = {"cpus": "num_cpus", "gpus": "num_gpus", "gpu_memory": "memory", "memory": "memory"}
 """Keys of a recipe for settings of Resources."""
@@ -42,7 +44,7 @@ class OperatorRequirements:
     """None: not given."""
     batch_size: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the stage: rate, returns, retries, timeout, env, runtime_env."""
+    """Settings of the stage, by their names there."""
 
     def without_gpu(self) -> OperatorRequirements:
         """The requirements on a machine without GPUs: GPU memory becomes host memory."""
@@ -52,9 +54,14 @@ class OperatorRequirements:
 
 
 def parse_requirements(
-    given: Mapping[str, Any], *, cuda_by_default: bool, report: Callable[[str, Problem], None]
+    given: Mapping[str, Any],
+    *,
+    cuda_by_default: bool,
+    report: Callable[[str, Problem], None],
+    defaults: Mapping[str, Any] | None = None,
 ) -> OperatorRequirements:
-    """Requirements from the parameters of an operator; problems are reported with their key."""
+    """Requirements from the parameters of an operator; problems are reported with their key. `defaults`: settings that
+    the recipe has for all operators."""
     valid = _valid_values(given, report)
     amounts = _amounts(given, valid, report)
     given = valid
@@ -72,9 +79,11 @@ def parse_requirements(
         resources = _explicit_resources(given, report) or resources
         cuda = bool(resources.gpus or resources.gpu_memory)
         wants = cuda
-    return OperatorRequirements(
-        cuda, wants, resources, _workers(given, report), given.get("batch_size"), _settings(given, report)
-    )
+    settings = dict(defaults or {})
+    if given.get("skip_op_error") is not None:
+        settings.pop("on_error", None)
+    settings |= stage_settings(given, report)
+    return OperatorRequirements(cuda, wants, resources, _workers(given, report), given.get("batch_size"), settings)
 
 
 def _valid_values(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> dict[str, Any]:
@@ -159,9 +168,20 @@ def _workers(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -
     return None
 
 
-def _settings(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> dict[str, Any]:
-    """Other settings of the stage, checked as those of a pipeline file."""
+def stage_settings(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> dict[str, Any]:
+    """Other settings of the stage by their names there, checked as those of a pipeline file."""
     found = {STAGE_FIELDS.get(key, key): given[key] for key in STAGE_SETTINGS if given.get(key) is not None}
+    if given.get("on_error") is not None and given.get("skip_op_error") is not None:
+        fixes = ("remove skip_op_error", "remove on_error")
+        report("on_error", Problem("DT412", "skip_op_error and on_error set the same value", fixes=fixes))
+    for key in ("on_error", "on_death"):
+        if isinstance(found.get(key), Mapping):
+            try:
+                found[key] = retry_from_data(found[key])
+            except ConfigError as error:
+                del found[key]
+                for problem in error.problems:
+                    report(key, replace(problem, fixes=(RETRY_FILE_EXAMPLE,)))
     recipe_keys = {field: key for key, field in STAGE_FIELDS.items()}
     surface = YamlSurface(recipe_keys)
     for field_name, problem in stage_problems(Stage("operator", print, **found)) if found else ():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ClusterError, Problem
 from dovetail.resources import cluster_spec
 from dovetail.resources.gpu_models import card_model, model_key
-from dovetail.resources.sizes import format_exact_size, format_milli, format_size, parse_size
+from dovetail.resources.sizes import format_exact_size, format_milli, format_size, format_size_below, parse_size
 from dovetail.text_format import html_table
 
 if TYPE_CHECKING:
@@ -101,6 +101,10 @@ class Node:
         parts += [f"{name}={format_milli(amount)}" for name, amount in self.custom]
         labels = ", ".join(f"{name}={value}" for name, value in self.labels)
         return f"({', '.join(parts)})" + (f"{{{labels}}}" if labels else "")
+
+    def rounded(self) -> Node:
+        """The node with its memory rounded down to a short size such as 23.5GB, for specs that people copy."""
+        return replace(self, memory_bytes=parse_size(format_size_below(self.memory_bytes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,9 +93,7 @@ def admit(
     if os.environ.get(INSIDE_WORKER_VARIABLE):
         return Admission(alone)
     cluster = alone.cluster
-    host = socket.gethostname()
-    machine = host if [node.name for node in cluster.nodes] == [host] else cluster.spec(exact=False)
-    book = MachineClaimStore(home_folder() / LEDGER_FILE, machine, cluster)
+    book = machine_claims(cluster)
     grant = wait_for_claim(
         book,
         ClaimRequest(run),
@@ -113,6 +111,13 @@ def admit(
         book.release(grant.owner.id)
         raise
     return Admission(plan, (book, grant))
+
+
+def machine_claims(cluster: Cluster) -> MachineClaimStore:
+    """The claims of everything that shares this machine, or a cluster with the same spec."""
+    host = socket.gethostname()
+    machine = host if [node.name for node in cluster.nodes] == [host] else cluster.spec(exact=False)
+    return MachineClaimStore(home_folder() / LEDGER_FILE, machine, cluster)
 
 
 def print_stderr(line: str) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from dovetail.engines.ray.metrics import ClusterMetrics
     from dovetail.observe.recorder import Recorder
-    from dovetail.observe.telemetry import RequestedResources, Telemetry, WorkerProcesses
+    from dovetail.observe.telemetry import RequestedResources, Telemetry, UnitUse, WorkerProcesses
     from dovetail.resources.cluster import Cluster
     from dovetail.resources.shape import Shape
 
@@ -60,6 +60,10 @@ class DelayedTelemetry:
         """Unit -> peak memory of one of its workers in bytes."""
         telemetry = self._telemetry
         return {} if telemetry is None else {name: use.peak_bytes for name, use in telemetry.units().items()}
+
+    def units(self) -> dict[str, UnitUse]:
+        """Unit -> what its workers use; empty if nothing was measured yet."""
+        return {} if self._telemetry is None else dict(self._telemetry.units())
 
     def memory_of(self, worker: int) -> int | None:
         """Host memory that a worker uses now, in bytes; None: not measured yet."""

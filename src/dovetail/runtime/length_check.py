@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.object_loader import import_object
-from dovetail.engines.stage_calls import results_as_list
+from dovetail.engines.stage_calls import results_iterator
 from dovetail.engines.unit_executor import call_setup
 from dovetail.pipeline.stage_function import Each, is_async
 
@@ -57,7 +57,7 @@ class LengthChecked:
         return self._checked(self._target(items), count)
 
     def _checked(self, given: Any, count: int) -> list[Any]:
-        results = given if type(given) is list else results_as_list(given, self.stage)
+        results = given if type(given) is list else list(results_iterator(given, self.stage))
         if len(results) != count and count > 1:
             raise ValueError(
                 f"stage {self.stage!r} returned {len(results)} results for {count} requests, which cannot be assigned; "

@@ -54,15 +54,15 @@ class Improvement:
 
 
 def find_improvements(
-    pipeline: Pipeline, plan: Plan, profiles: Mapping[str, Profile], most: int = 2
+    pipeline: Pipeline, plan: Plan, profiles: Mapping[str, Profile], most: int = 2, *, nodes: bool = True
 ) -> list[Improvement]:
-    """The changes with the largest gains; one more node only if there are not enough others. Empty if a speed is
-    unknown."""
+    """The changes with the largest gains; one more node only if there are not enough others, and not without `nodes`.
+    Empty if a speed is unknown."""
     if plan.rate is None:
         return []
     found = [*_setting_improvements(pipeline, plan, profiles)]
     found = sorted(found, key=lambda one: -one.gain)[:most]
-    if len(found) < most:
+    if nodes and len(found) < most:
         found += sorted(_node_improvements(pipeline, plan, profiles), key=lambda one: -one.gain)[: most - len(found)]
     return found
 
@@ -106,7 +106,7 @@ def _stage_changes(stage: Stage, profile: Profile) -> Iterator[tuple[Change, str
 
 
 def _node_improvements(pipeline: Pipeline, plan: Plan, profiles: Mapping[str, Profile]) -> Iterator[Improvement]:
-    kinds = {node.spec(): node for node in plan.cluster.nodes}
+    kinds = {node.rounded().spec(): node for node in plan.cluster.nodes}
     for spec, node in kinds.items():
         larger = Cluster((*plan.cluster.nodes, replace(node, name=" one more")))
         rate = _rate(pipeline, plan, larger, profiles)

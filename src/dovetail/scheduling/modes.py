@@ -160,10 +160,8 @@ def _shortage_text(units: list[UnitPlan], ledger: Ledger) -> str:
     cpus = sum(state.cpu_milli for state in ledger.free)
     need_gpu = sum(unit.low * unit.shape.ranks * unit.shape.cards * unit.shape.gpu_milli for unit in units)
     need_cpu = sum(unit.low * unit.shape.ranks * unit.shape.cpu_milli for unit in units)
-    return (
-        f"they need {format_milli(need_gpu)} GPUs of {format_milli(free)} and "
-        f"{format_milli(need_cpu)} CPUs of {format_milli(cpus)}"
-    )
+    gpus = f"{format_milli(need_gpu)} GPUs of {format_milli(free)} and " if need_gpu else ""
+    return f"they need {gpus}{format_milli(need_cpu)} CPUs of {format_milli(cpus)}"
 
 
 def _streaming_reason(units: list[UnitPlan]) -> str:

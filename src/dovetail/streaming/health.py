@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.control.events import RunFailure
 from dovetail.control.lifecycle import WorkerState
+from dovetail.pipeline.units import short_unit_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +63,7 @@ class HealthTracker:
 
     def on_setup_failed(self, unit: UnitState, node: str, what: str, detail: str) -> None:
         """Back off on this node; fail the run if too many setups of the unit failed."""
+        name = short_unit_name(unit.name)
         failures = self._setup_failures.setdefault((unit.name, node), SetupFailures())
         failures.failed += 1
         failures.in_a_row += 1
@@ -70,7 +72,7 @@ class HealthTracker:
         failures.retry_at = self.state.now + wait
         if failures.in_a_row >= MAX_SETUP_FAILURES_PER_NODE:
             text = (
-                f"{unit.name}: setup failed {failures.in_a_row} times in a row on node {node}; "
+                f"{name}: setup failed {failures.in_a_row} times in a row on node {node}; "
                 f"next attempt there in {wait:g} s"
             )
             self.state.add_note("decision", text, unit=unit.name, node=node)
@@ -78,20 +80,18 @@ class HealthTracker:
         if limit is not None:
             if unit.setup_failures_in_a_row > limit:
                 error = f"{unit.setup_failures_in_a_row} setups failed in a row, more than max_setup_failures={limit}"
-                self.fail(RunFailure(f"{unit.name}: {error} allows; the last: {what}", detail))
+                self.fail(RunFailure(f"{name}: {error} allows; the last: {what}", detail))
             return
         # one bad node counts for a few failures only, regardless of how often it was tried
-        nodes = [entry for (name, _), entry in self._setup_failures.items() if name == unit.name]
+        nodes = [entry for (failed_unit, _), entry in self._setup_failures.items() if failed_unit == unit.name]
         failed = sum(min(entry.failed, MAX_SETUP_FAILURES_PER_NODE) for entry in nodes)
         # setups in progress count as attempts: failing is quicker than succeeding
         tried = unit.setups_done + failed + sum(w.state is WorkerState.STARTING for w in unit.workers.values())
         if failed >= 3 and failed > self.state.options.max_setup_failure_share * tried:
-            self.fail(RunFailure(f"{unit.name}: {failed} of {tried} workers failed in setup; the last: {what}", detail))
+            self.fail(RunFailure(f"{name}: {failed} of {tried} workers failed in setup; the last: {what}", detail))
         elif unit.setup_failures_in_a_row >= MAX_SETUP_FAILURES_IN_A_ROW + 2 * len(nodes) and not unit.workers:
             self.fail(
-                RunFailure(
-                    f"{unit.name}: {unit.setup_failures_in_a_row} setups failed in a row; the last: {what}", detail
-                )
+                RunFailure(f"{name}: {unit.setup_failures_in_a_row} setups failed in a row; the last: {what}", detail)
             )
 
     def on_idle_death(self, unit: UnitState, lived_s: float, what: str, detail: str) -> None:
@@ -101,10 +101,9 @@ class HealthTracker:
         else:
             unit.reset_idle_deaths()
         if unit.idle_deaths > MAX_IDLE_DEATHS + 2 * len(unit.workers):
+            name = short_unit_name(unit.name)
             self.fail(
-                RunFailure(
-                    f"{unit.name}: {unit.idle_deaths} workers in a row died without having worked: {what}", detail
-                )
+                RunFailure(f"{name}: {unit.idle_deaths} workers in a row died without having worked: {what}", detail)
             )
 
     def on_node_lost(self, node: str) -> None:

@@ -167,7 +167,7 @@ class Replanner:
         if not self.fleet.overcommitted:
             return snapshot
         moving = self.fleet.reserved_capacity.apply_to(snapshot)
-        counts = replan(moving, self._rules(moving)).counts
+        counts = replan(moving, rules_above_noise(self.state.options.rules, moving)).counts
         return moving if all(counts.get(unit.name) or unit.finished for unit in snapshot.units) else snapshot
 
     def _replan_what_fits(self, snapshot: Snapshot) -> Replan | None:
@@ -176,7 +176,7 @@ class Replanner:
         After a loss the capacity may be too small for all units at once. Then the last units wait, and their input is
         kept, until the units before them are finished and release their seats.
         """
-        rules = self._rules(snapshot)
+        rules = rules_above_noise(self.state.options.rules, snapshot)
         result = replan(snapshot, rules)
         seated = [unit.name for unit in snapshot.units if not unit.finished]
         while seated and not all(result.counts.get(name) for name in seated):
@@ -212,21 +212,6 @@ class Replanner:
 
     def _set_due(self) -> None:
         self._replan_due = True
-
-    def _rules(self, snapshot: Snapshot) -> ReplanRules:
-        """Rules with a minimum gain above the uncertainty of the rates, so that noise does not move workers. A unit
-        that is much faster than the slowest may be uncertain."""
-        rules = self.state.options.rules
-        workers = Counter(worker.unit for worker in snapshot.workers)
-        known = [
-            (workers[unit.name] * unit.rate / (unit.per_source or 1.0), unit.confidence)
-            for unit in snapshot.units
-            if unit.rate is not None and workers[unit.name]
-        ]
-        slowest = min((speed for speed, _ in known), default=0.0)
-        sure = min((sure for speed, sure in known if speed <= MAX_RELEVANT_SPEED_FACTOR * slowest), default=1.0)
-        noise = 2 - 2 * sure
-        return replace(rules, min_gain=max(rules.min_gain, min(noise, MAX_NOISE_SHARE)))
 
     def _fingerprint(self, unit: UnitState) -> tuple[float | None, bool, bool, int]:
         return (unit.throughput.rate()[0], self._is_backlogged(unit), unit.finished, len(unit.workers))
@@ -361,6 +346,23 @@ class Replanner:
                 if suspect.memory_bytes > largest:
                     suspect.accept_any_worker()
                     unit.mark_dirty_with_parents()
+
+
+def rules_above_noise(rules: ReplanRules, snapshot: Snapshot) -> ReplanRules:
+    """Rules with a minimum gain above the uncertainty of the rates, so that noise does not move workers.
+
+    Only the units near the slowest one count: one that is much faster, or that has no workers, may be uncertain.
+    """
+    workers = Counter(worker.unit for worker in snapshot.workers)
+    known = [
+        (workers[unit.name] * unit.rate / (unit.per_source or 1.0), unit.confidence)
+        for unit in snapshot.units
+        if unit.rate is not None and workers[unit.name]
+    ]
+    slowest = min((speed for speed, _ in known), default=0.0)
+    sure = min((sure for speed, sure in known if speed <= MAX_RELEVANT_SPEED_FACTOR * slowest), default=1.0)
+    noise = 2 - 2 * sure
+    return replace(rules, min_gain=max(rules.min_gain, min(noise, MAX_NOISE_SHARE)))
 
 
 def _worker_snapshot(worker: Worker) -> WorkerSnapshot:

@@ -20,6 +20,7 @@ from dovetail.control.commands import Deliver, FailedItem, ReportFailure
 from dovetail.control.events import VERDICT_FATAL, VERDICT_RETRY, VERDICT_SKIP, FailureCause, LossCause, RunFailure
 from dovetail.control.payload import slice_items
 from dovetail.pipeline.error_policy import ErrorBudget
+from dovetail.pipeline.units import short_unit_name
 from dovetail.resources.sizes import format_size
 from dovetail.streaming.worker_pool import HalvedBatch, Suspect
 
@@ -287,8 +288,8 @@ class FailureHandler:
         state, epoch = self.state, suspect.epoch
         what = "item" if suspect.items == 1 else f"{suspect.items} items"
         items = _failed_items(unit, suspect)
+        error = f"{suspect.stage or short_unit_name(unit.name)}: {what} failed: {suspect.error}"
         if not skip:
-            error = f"{unit.name}: {what} failed: {suspect.error}"
             state.emit(ReportFailure(items))
             self.fail(RunFailure(error, suspect.detail, FailureCause.ITEM, items=tuple(items)))
             return 0
@@ -298,7 +299,7 @@ class FailureHandler:
         if state.options.serving:  # a request waits for each of them
             failed_items = epoch.take_failed_items()
             state.emit(Deliver(state.wave, epoch.id, epoch.first, epoch.first, {}, failed_items=failed_items))
-        state.add_note("error", f"{unit.name}: {what} failed: {suspect.error}", unit=unit.name, items=suspect.items)
+        state.add_note("error", error, unit=unit.name, items=suspect.items)
         self.check_error_budget(suspect.error)
         return suspect.items
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Note
-from dovetail.control.lifecycle import RunState, WorkerState, checked_run_move
+from dovetail.control.lifecycle import LEGAL_RUN_MOVES, RunState, WorkerState, checked_move
 from dovetail.streaming.failure_streak import MAX_REPLACEMENTS_WITHOUT_SUCCESS, FailureStreak
 from dovetail.streaming.queues import UnitQueue
 from dovetail.streaming.throughput import ThroughputEstimator
@@ -124,7 +124,7 @@ class StreamState:
     # --- the run
 
     def transition_to(self, new: RunState) -> None:
-        self.run_state = checked_run_move(self.run_state, new)
+        self.run_state = checked_move(LEGAL_RUN_MOVES, self.run_state, new, "run")
         self.is_ending = new not in (RunState.RUNNING, RunState.DRAINING)
 
     def record_failure(self, failure: RunFailure) -> None:

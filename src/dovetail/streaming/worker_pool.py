@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dovetail.control.lifecycle import WorkerState, checked_worker_move
+from dovetail.control.lifecycle import LEGAL_WORKER_MOVES, WorkerState, checked_move
 from dovetail.control.payload import slice_items, total_bytes
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Worker:
 
     def transition_to(self, new: WorkerState, reason: str | None = None) -> None:
         """Change the state; `reason`: why the worker is drained or stopped."""
-        self.state = checked_worker_move(self.state, new, self.id)
+        self.state = checked_move(LEGAL_WORKER_MOVES, self.state, new, f"worker {self.id}")
         if reason is not None:
             self.stop_reason = reason
 

@@ -1,4 +1,4 @@
-"""Arguments and results of calls: pickled into the frame, in shared memory, or for another machine as one buffer."""
+"""Arguments and results of calls: pickled into the frame, in shared memory, or for another machine in pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail.engines.local.payload_codec import (
 from dovetail.engines.local.protocol import close_descriptors, pickle_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from _typeshed import ReadableBuffer
 
@@ -129,8 +129,6 @@ class OpenedValue:
 def open_value(data: Chunk, descriptors: Sequence[int] = ()) -> OpenedValue:
     """Load a value; closes the descriptors. Arrays in shared memory are mapped copy-on-write: writes are private."""
     if not descriptors:
-        if data[:1] == _LAYOUT_MARK:
-            return OpenedValue(_load_layout(data))
         return OpenedValue(pickle.loads(data))  # noqa: S301 - from our driver or a worker of the same run
     try:
         mapped = MappedPayload(descriptors[0], marshal.loads(data))  # noqa: S302 - from a worker of the same run
@@ -147,62 +145,85 @@ def load_value(data: Chunk, descriptors: Sequence[int] = ()) -> Any:
 
 # ---------------------------------------------------------------------------------------------- for another machine
 
+PIECE_BYTES = 4 << 20
+"""Maximum size of a piece. Between machines, a large value travels in pieces, and is never copied as a whole by an
+agent of Ray: a copy holds the GIL, and an agent that holds it for seconds counts as lost."""
 _LAYOUT_MARK = b"L"
-"""First byte of a large value as one buffer; a pickle begins with another one."""
+"""First byte of a large value; a pickle begins with another one."""
 _LAYOUT_HEADER = Struct("<cI")
 
 
-def pack_portable(value: object) -> bytes:
-    """A value as one buffer, which `load_value` accepts."""
+def pack_portable(value: object) -> list[bytes]:
+    """A value in pieces, which `load_portable` accepts."""
     data = pickle_if_small(value)
     if data is not None:
-        return data
+        return [data]
     packed = pack_items(None, [value])
-    return b"".join([_layout_header(marshal.dumps(part_lengths(packed))), *layout_chunks(packed)])
+    return [_layout_header(marshal.dumps(part_lengths(packed))), *_cut(layout_chunks(packed))]
 
 
 def _layout_header(lengths: bytes) -> bytes:
     return _LAYOUT_HEADER.pack(_LAYOUT_MARK, len(lengths)) + lengths
 
 
-def _split_portable(data: Chunk) -> tuple[bytes, memoryview]:
-    """The marshalled lengths, and the layout."""
-    view = memoryview(data)
-    _, size = _LAYOUT_HEADER.unpack_from(view)
-    start = _LAYOUT_HEADER.size + size
-    return bytes(view[_LAYOUT_HEADER.size : start]), view[start:]
+def _cut(chunks: Iterable[ReadableBuffer]) -> list[bytes]:
+    pieces: list[bytes] = []
+    together: list[memoryview] = []
+    size = 0
+    for chunk in chunks:
+        rest = memoryview(chunk).cast("B")
+        while rest:
+            part = rest[: PIECE_BYTES - size]
+            rest = rest[len(part) :]
+            together.append(part)
+            size += len(part)
+            if size == PIECE_BYTES:
+                pieces.append(b"".join(together))
+                together, size = [], 0
+    if together or not pieces:
+        pieces.append(b"".join(together))
+    return pieces
 
 
-def _load_layout(data: Chunk) -> Any:
-    lengths, layout = _split_portable(data)
+def _is_layout(pieces: Sequence[Chunk]) -> bool:
+    return pieces[0][:1] == _LAYOUT_MARK
+
+
+def _lengths(header: Chunk) -> bytes:
+    """The marshalled lengths of the parts; the layout begins with the next piece."""
+    return bytes(header[_LAYOUT_HEADER.size :])
+
+
+def load_portable(pieces: Sequence[Chunk]) -> Any:
+    if not _is_layout(pieces):
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return pickle.loads(data)  # noqa: S301 - from our driver or a worker of the same run
     # a copy: aligned, and arrays are writable
-    stream, buffers = split_layout(memoryview(bytearray(layout)), marshal.loads(lengths))  # noqa: S302 - from our own processes
+    layout = memoryview(bytearray().join(pieces[1:]))
+    stream, buffers = split_layout(layout, marshal.loads(_lengths(pieces[0])))  # noqa: S302 - from our own processes
     _, (value,) = unpack_payload(stream, buffers)
     return value
 
 
-def to_shared_memory(data: Chunk) -> CallBody:
-    """A portable value for a worker of this machine; the sender closes the descriptors."""
-    if data[:1] != _LAYOUT_MARK:
-        return CallBody(bytes(data))
-    lengths, layout = _split_portable(data)
-    try:
-        return CallBody(lengths, (_write_shared_memory([layout]),))
-    except OSError:  # no memory or no descriptor is left
-        return CallBody(bytes(data))
+def to_shared_memory(pieces: Sequence[Chunk]) -> CallBody:
+    """A portable value for a worker of this machine; the sender closes the descriptors. Raises OSError if no memory or
+    no descriptor is left."""
+    if not _is_layout(pieces):
+        return CallBody(b"".join(pieces))
+    return CallBody(_lengths(pieces[0]), (_write_shared_memory(list(pieces[1:])),))
 
 
-def to_portable(data: Chunk, descriptors: Sequence[int]) -> bytes:
-    """The body of a frame as one buffer; closes the descriptors."""
+def to_portable(data: Chunk, descriptors: Sequence[int]) -> list[bytes]:
+    """The body of a frame in pieces; closes the descriptors."""
     if not descriptors:
-        return bytes(data)
+        return _cut([data])
     try:
         size = os.fstat(descriptors[0]).st_size
-        layout = bytearray(size)
-        view = memoryview(layout)
+        pieces = [_layout_header(bytes(data))]
         done = 0
         while done < size:
-            done += os.preadv(descriptors[0], [view[done:]], done)
+            pieces.append(os.pread(descriptors[0], PIECE_BYTES, done))
+            done += len(pieces[-1])
     finally:
         close_descriptors(descriptors)
-    return b"".join((_layout_header(bytes(data)), layout))
+    return pieces

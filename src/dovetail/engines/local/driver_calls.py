@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.control.engine import WorkerLostError
 from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
 
 class PickledCallFuture(CallFuture):
-    """Resolves to success and the pickled result, in the thread that delivers it: for answers that are forwarded."""
+    """Resolves to success and the pieces of the pickled result, in the thread that delivers it: for answers that are
+    forwarded."""
 
     def deliver(self, fine: bool, body: Body, descriptors: Sequence[int] = ()) -> None:
         if not self.set_running_or_notify_cancel():
             close_descriptors(descriptors)
         elif isinstance(body, BaseException):
-            self.set_result((fine, pickle.dumps(body)))
+            self.set_result((fine, [pickle.dumps(body)]))
         else:
-            self.set_result((fine, to_portable(body, descriptors)))
+            self.set_result((fine, to_portable(cast("Chunk", body), descriptors)))
 
     deliver_here = deliver
 
@@ -84,10 +85,15 @@ class DriverCalls:
         return call
 
     def call_pickled(
-        self, options: CallOptions, worker: int, hosted: str, method: str, body: Chunk
+        self, options: CallOptions, worker: int, hosted: str, method: str, pieces: Sequence[Chunk]
     ) -> PickledCallFuture:
         call = PickledCallFuture(self)
-        self._send(options, worker, hosted, method, to_shared_memory(body), call)
+        try:
+            body = to_shared_memory(pieces)
+        except OSError as error:  # no memory or no descriptor is left
+            call.deliver_here(False, error)
+        else:
+            self._send(options, worker, hosted, method, body, call)
         return call
 
     def _send(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import socket
 import time
@@ -17,10 +18,12 @@ from dovetail.control.engine import DEFAULT_CALL, CallOptions
 from dovetail.control.events import BatchesReturned, LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.engines.local import process_setup
 from dovetail.engines.local.breadcrumbs import BreadcrumbTable
+from dovetail.engines.local.call_body import CallBody, to_portable, to_shared_memory
 from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit
 from dovetail.engines.local.forkserver_client import ForkServerClient
 from dovetail.engines.local.launcher import WorkerLauncher, find_free_port
 from dovetail.engines.local.payload_table import PayloadTable
+from dovetail.engines.local.protocol import close_descriptors
 from dovetail.engines.local.remote_calls import CallRouter, lost_error
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
     from dovetail.resources.cluster import Cluster
 
-    OnForeignCall = Callable[[int, int, int, str, str, bytes, int], None]
+    OnForeignCall = Callable[[int, int, int, str, str, list[bytes], int], None]
 
 MAX_SERVERS_LOST = 10
 """Fork servers that may be killed from outside without a charge for the items of their workers; beyond it a call or a
@@ -88,7 +91,7 @@ class LocalEngine:
 
     on_foreign_call: OnForeignCall | None = None
     """Forwards a call from a worker to a worker on another node: (token of the calling process, call number, worker,
-    hosted, method, body, rank). `answer_foreign_call` sends the answer."""
+    hosted, method, pieces of the arguments, rank). `answer_foreign_call` sends the answer."""
 
     def __init__(
         self,
@@ -356,9 +359,9 @@ class LocalEngine:
                 self._start(command, ranks, meeting)
                 self._flush()
 
-    def free_port(self) -> int:
-        """A free port of this machine, for the rendezvous of a gang."""
-        return find_free_port()
+    def free_port(self, seed: int = 0) -> int:
+        """A free port of this machine, for the rendezvous of a gang; see `StartWorker.rendezvous_seed`."""
+        return find_free_port(seed=seed)
 
     def set_devices(self, node: str, devices: Mapping[int, str]) -> None:
         """Set the CUDA names of the cards of a node, by position, for workers that start from now on."""
@@ -375,19 +378,25 @@ class LocalEngine:
             self._flush()
 
     def call_pickled(
-        self, worker: int, hosted: str, method: str, body: bytes, options: CallOptions = DEFAULT_CALL
-    ) -> Future[tuple[bool, bytes]]:
-        """Like `call`, with pickled arguments; resolves to (False, pickled error) if there is no such worker. Its
-        callbacks run in the thread of the loop."""
-        return self._get_driver_calls().call_pickled(options, worker, hosted, method, body)
+        self, worker: int, hosted: str, method: str, pieces: Sequence[bytes], options: CallOptions = DEFAULT_CALL
+    ) -> Future[tuple[bool, list[bytes]]]:
+        """Like `call`, with arguments as `call_body.pack_portable` makes them; resolves to such pieces, too, or to
+        (False, pickled error) if there is no such worker. Its callbacks run in the thread of the loop."""
+        return self._get_driver_calls().call_pickled(options, worker, hosted, method, pieces)
 
-    def answer_foreign_call(self, token: int, number: int, fine: bool, body: bytes) -> None:
+    def answer_foreign_call(self, token: int, number: int, fine: bool, pieces: Sequence[bytes]) -> None:
         """Send an answer to the calling process; ignored if it has exited."""
+        try:
+            body = to_shared_memory(pieces)
+        except OSError as error:  # no memory or no descriptor is left
+            fine, body = False, CallBody(pickle.dumps(error))
         with self._lock:
             rank = self._ranks.get(token)
             if rank is not None and not rank.has_exited:
-                self._queue_frame(rank, ("answer", number, fine), [body])
+                self._queue_frame(rank, ("answer", number, fine), [body.data], body.descriptors)
                 self._flush()
+            else:
+                close_descriptors(body.descriptors)
 
     def _check_memory(self, now: float) -> None:
         if now < self._memory_checked_at + MEMORY_CHECK_S:
@@ -409,7 +418,8 @@ class LocalEngine:
             here = self._calls.relay_call(rank, frame, elsewhere=foreign is not None)
         if not here and foreign is not None:
             _, number, worker, hosted, method, called_rank = frame.head
-            foreign(rank.number, number, worker, hosted, method, bytes(frame.body), called_rank)
+            pieces = to_portable(frame.body, frame.descriptors)
+            foreign(rank.number, number, worker, hosted, method, pieces, called_rank)
 
     def _on_link(self, rank: RankProcess, frame: Frame) -> None:
         """A worker wants to call another worker over a socket of their own."""

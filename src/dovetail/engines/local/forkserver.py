@@ -1,10 +1,13 @@
 """Fork server process: forks workers, reaps them and kills them when the driver or the supervisor exits.
 
-It imports what workers need once; forking it takes a few milliseconds and imports nothing again.
+It imports what workers need once; forking it takes a few milliseconds and imports nothing again. What a forked process
+runs is a `ChildProgram`: the worker of a run (`worker_main`), or a job (`jobs/job_process`).
 """
 
 from __future__ import annotations
 
+# signal.signal makes enumerations, whose pages each process would copy: 0.2 ms
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import gc
 import os
@@ -12,32 +15,56 @@ import select
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, NoReturn
+import traceback
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 import cloudpickle  # noqa: F401 - every worker needs it, and only here it costs once
 
-from dovetail.engines.local import worker_main
 from dovetail.engines.local.protocol import Channel, send_frame
-from dovetail.engines.local.supervisor import PR_SET_PDEATHSIG, kill_children, prctl
+from dovetail.engines.local.supervisor import PR_SET_PDEATHSIG, child_pids, kill_children, prctl
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dovetail.engines.local.protocol import Frame
+
+
+_SIGCHLD, _SIGINT, _SIG_DFL = int(signal.SIGCHLD), int(signal.SIGINT), int(signal.SIG_DFL)
+
+
+class ChildProgram(Protocol):
+    """Module whose `main` forked processes run."""
+
+    __name__: str
+    CLEAN_EXIT_CODE: int | None
+    """Exit code of a process that has left no other process behind. After any other end, everything is killed that the
+    process had started in sessions of its own; it adopts what loses its parent (`become_subreaper`). None: such
+    processes run until the fork server ends."""
+
+    def prepare(self, body: bytes) -> None:
+        """Import what all processes need; in the fork server."""
+
+    def main(self, sock: socket.socket, breadcrumbs_fd: int, cells: tuple[int, ...], spec: bytes) -> int:
+        """Run a process; returns its exit code."""
 
 
 class ForkServer:
     """State of the process: its children by number."""
 
-    def __init__(self, sock: socket.socket, breadcrumbs_fd: int, watched: Sequence[int]) -> None:
+    def __init__(self, sock: socket.socket, breadcrumbs_fd: int, watched: Sequence[int], program: ChildProgram) -> None:
         """`watched`: pidfds of driver and supervisor, as far as there are any. All workers end when one of the two
         exits."""
+        self._program = program
         self._channel = Channel(sock)
         self._breadcrumbs_fd = breadcrumbs_fd
         self._numbers: dict[int, int] = {}
         """Pid -> the number that the driver assigned."""
         self._pids: dict[int, int] = {}
         self._environment: dict[str, str] = dict(os.environ)
+        """Of the next process."""
+        self._changes: dict[str, str | None] = {}
+        """Variables of the next process that differ from those of this process; None: without this one."""
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._watched = watched
 
@@ -67,9 +94,22 @@ class ForkServer:
             case ("spawn", number, environment, fresh, cells):
                 if environment is not None:
                     self._environment = environment
+                    self._changes = _differences(os.environ, environment)
                 self._spawn(number, bytes(frame.body), frame.descriptors, cells, fresh=fresh or _thread_count() != 1)
             case ("kill", number, how) if number in self._pids:
                 _kill(self._pids[number], how)
+            case ("prepare",):
+                self._prepare(bytes(frame.body))
+
+    def _prepare(self, body: bytes) -> None:
+        error = ""
+        try:
+            self._program.prepare(body)
+        except BaseException as reason:
+            error = "".join(traceback.format_exception_only(reason)).strip() or "failed"
+        gc.collect()
+        gc.freeze()
+        self._send("prepared", os.getpid(), error)
 
     def _spawn(
         self, number: int, spec: bytes, descriptors: tuple[int, ...], cells: tuple[int, ...], *, fresh: bool
@@ -93,26 +133,29 @@ class ForkServer:
         code = 70
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _signal.signal(_SIGCHLD, _SIG_DFL)
+            _signal.signal(_SIGINT, signal.default_int_handler)
             os.setsid()
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             sock, log = descriptors
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
-            self._channel.sock.close()
+            os.close(self._channel.sock.detach())
             for fd in (self._wake_read, self._wake_write, *self._watched):
                 os.close(fd)
             if fresh:
-                _exec_interpreter((sock, self._breadcrumbs_fd), cells, spec, self._environment)
-            os.environ.clear()
-            os.environ.update(self._environment)
+                _exec_interpreter(self._program, (sock, self._breadcrumbs_fd), cells, spec, self._environment)
+            for name, value in self._changes.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
             gc.unfreeze()
             gc.enable()
-            code = worker_main.main(socket.socket(fileno=sock), self._breadcrumbs_fd, cells, spec)
+            code = self._program.main(socket.socket(fileno=sock), self._breadcrumbs_fd, cells, spec)
         except BaseException:
-            worker_main.report_crash()
+            report_crash()
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
@@ -133,10 +176,21 @@ class ForkServer:
                 _kill(pid, signal.SIGKILL)  # the rest of its process group, before the pid can be reused
             _, status, usage = os.wait4(pid, 0)
             number = self._numbers.pop(pid, None)
+            self._kill_left_behind(None if number is None else status)
             if number is not None:
                 del self._pids[number]
                 seconds = usage.ru_utime + usage.ru_stime
                 self._send("exited", number, status, "", usage.ru_maxrss << 10, seconds)
+
+    def _kill_left_behind(self, status: int | None) -> None:
+        """Kill everything that was adopted from a process that has ended with this status (None: from an adopted one,
+        whose reaping calls this again)."""
+        clean = self._program.CLEAN_EXIT_CODE
+        if clean is None or (status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == clean):
+            return
+        for pid in child_pids():
+            if pid not in self._numbers:
+                _kill(pid, signal.SIGKILL)
 
     def _send(self, *what: object) -> None:
         with contextlib.suppress(OSError):
@@ -163,28 +217,69 @@ def _thread_count() -> int:
         return 1
 
 
+def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables to set, or with None to remove. Setting all of them in every process would cost more than its fork."""
+    changed: dict[str, str | None] = {name: value for name, value in after.items() if before.get(name) != value}
+    return changed | dict.fromkeys(name for name in before if name not in after)
+
+
+def report_crash() -> None:
+    """Print an internal error to the log of the process."""
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
+
+
 def _exec_interpreter(
-    descriptors: tuple[int, ...], cells: tuple[int, ...], spec: bytes, environment: dict[str, str]
+    program: ChildProgram,
+    descriptors: tuple[int, ...],
+    cells: tuple[int, ...],
+    spec: bytes,
+    environment: dict[str, str],
 ) -> NoReturn:
     """Replace the process by a new interpreter, for variables that are read only at interpreter start."""
     box = os.memfd_create("spec", 0)
     with os.fdopen(os.dup(box), "wb") as file:
         file.write(spec)
     for fd in (*descriptors, box):
-        os.set_inheritable(fd, True)
+        if fd >= 0:
+            os.set_inheritable(fd, True)
     numbers = ",".join(map(str, (*descriptors, box, *cells)))
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from dovetail.engines.local.worker_main import "
-        f"main_after_exec; main_after_exec({numbers})"
+        f"import sys; sys.path[:] = {sys.path!r}; from dovetail.engines.local.forkserver import "
+        f"main_after_exec; main_after_exec({program.__name__!r}, {numbers})"
     )
     os.execve(sys.executable, [sys.executable, "-P", "-c", code], environment)  # noqa: S606
 
 
-def serve(sock: int, breadcrumbs_fd: int, watched: Sequence[int]) -> None:
-    """Serve the driver at the other end of the socket; returns when all workers have ended."""
+def main_after_exec(program: str, sock: int, breadcrumbs: int, box: int, *cells: int) -> None:
+    """Entry point of a process with its own interpreter."""
+    code = 70
+    try:
+        spec = os.pread(box, os.fstat(box).st_size, 0)
+        os.close(box)
+        for fd in (sock, breadcrumbs):
+            if fd >= 0:
+                os.set_inheritable(fd, False)
+        code = _load_program(program).main(socket.socket(fileno=sock), breadcrumbs, cells, spec)
+    except BaseException:
+        report_crash()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _load_program(name: str) -> ChildProgram:
+    return cast("ChildProgram", import_module(name))
+
+
+def serve(sock: int, breadcrumbs_fd: int, watched: Sequence[int], program: str) -> None:
+    """Serve the driver at the other end of the socket; returns when all processes have ended."""
+    loaded = _load_program(program)
     gc.disable()
     gc.freeze()
-    server = ForkServer(socket.socket(fileno=sock), breadcrumbs_fd, watched)
+    server = ForkServer(socket.socket(fileno=sock), breadcrumbs_fd, watched, loaded)
     try:
         server.run()
     finally:

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from dovetail.engines.local.protocol import Frame
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
-BOOTSTRAP_CODE = "import sys; sys.path[:0] = [it for it in sys.argv[4:] if it not in sys.path]; " + (
+BOOTSTRAP_CODE = "import sys; sys.path[:0] = [it for it in sys.argv[5:] if it not in sys.path]; " + (
     "from dovetail.engines.local.supervisor import main; main()"
 )
 """Imports Dovetail and cloudpickle from the driver's installation, and nothing else from the user's folders."""
 EXIT_TIMEOUT_S = 10.0
+WORKER_PROGRAM = "dovetail.engines.local.worker_main"
+NO_BREADCRUMBS = -1
 
 
 class ProcessServer(Protocol):
@@ -67,9 +69,11 @@ class ProcessServer(Protocol):
 class ForkServerClient:
     """A fork server process below its supervisor, and the pids of its children."""
 
-    def __init__(self, breadcrumbs_fd: int, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, breadcrumbs_fd: int, environment: Mapping[str, str] | None = None, program: str = WORKER_PROGRAM
+    ) -> None:
         """`environment`: that of the fork server, if it differs from this process; workers get the variables of their
-        seats."""
+        seats. `program`: the module that forked processes run (`forkserver.ChildProgram`)."""
         if not sys.executable:
             message = "the local engine starts Python processes, but sys.executable is not set"
             raise EngineError(Problem("DT334", message, fixes=("start it with a python command",)))
@@ -83,6 +87,7 @@ class ForkServerClient:
             str(theirs.fileno()),
             str(breadcrumbs_fd),
             str(driver),
+            program,
             *_import_paths(),
         ]
         try:
@@ -108,6 +113,14 @@ class ForkServerClient:
         self._is_alive = True
         self.pids: dict[int, int] = {}
         """Number of a requested process -> its pid, when known."""
+
+    def prepare(self, body: bytes) -> None:
+        """Have the program import what all its processes need.
+
+        Answered by the frame ("prepared", pid of the fork server, error or ""). If the imports have started threads in
+        the fork server, later processes get interpreters of their own.
+        """
+        self.channel.put(("prepare",), [body])
 
     def spawn(
         self,

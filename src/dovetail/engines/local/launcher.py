@@ -92,7 +92,7 @@ class WorkerLauncher:
         )
         own = _hosted_environment(command.hosted)
         inherited = os.environ if self.inherited is None else self.inherited
-        address, port = meeting or (LOOPBACK, find_free_port(LOOPBACK) if child.is_gang else 0)
+        address, port = meeting or (LOOPBACK, find_free_port(LOOPBACK, command.rendezvous_seed) if child.is_gang else 0)
         path, folder = self._driver_paths()
         for rank in here:
             seat = command.seats[rank]
@@ -206,8 +206,15 @@ def _environment_at_start() -> Mapping[str, str]:
     return dict(entry.partition("=")[::2] for entry in found.split("\0") if "=" in entry)
 
 
-def find_free_port(address: str = "") -> int:
-    """A free port for the rendezvous of a gang. If another process takes it first, the gang is started again."""
+def find_free_port(address: str = "", seed: int = 0) -> int:
+    """A free port for the rendezvous of a gang, if possible the one that follows from `seed`. If another process takes
+    it first, the gang is started again."""
+    if seed:
+        port = FIRST_PORT + seed % PORT_COUNT
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a killed gang do not matter
+            probe.bind((address, port))
+            return port
     for _ in range(PORT_ATTEMPTS):
         port = FIRST_PORT + int.from_bytes(os.urandom(4), "big") % PORT_COUNT
         with socket.socket() as probe, suppress(OSError):

@@ -8,15 +8,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.control.events import VERDICT_FATAL, VERDICT_RETRY, VERDICT_SKIP, CallFailure
-from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError
+from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError, UnwritableItemError
 from dovetail.engines.epoch_starts import join_starts
-from dovetail.engines.exception_summary import summarize_exception
+from dovetail.engines.exception_summary import summarize_exception, unsendable_text
 from dovetail.engines.item_keys import as_tuple, as_tuples, join_keys, slice_keys
 from dovetail.engines.local.payload_codec import find_unpicklable
 from dovetail.engines.stage_chain import MessageOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dovetail.control.engine import UnsendableItemError
     from dovetail.control.payload import Split
@@ -67,10 +67,6 @@ def add_stage_seconds(outcome: MessageOutcome, seconds: float, *, stage: int) ->
 def failure_of_unusable(error: SourceSinkError, items: int) -> CallFailure:
     """A failure that no retry can fix."""
     return CallFailure(0, items, str(error), verdict=VERDICT_FATAL, code=error.code, fix=error.fix)
-
-
-MAX_ERROR_CHARS = 500
-UNPICKLABLE_TEXT, UNWRITABLE_TEXT = "the result cannot be pickled", "the result cannot be written"
 
 
 class MessageInput:
@@ -163,11 +159,15 @@ def failure_of_skipped(item: SkippedItem, keys: Keys) -> CallFailure:
 
 
 def segment_bounds(
-    keys: Keys, size: int, failures: list[CallFailure], starts: EpochStarts | None = None
+    keys: Keys,
+    size: int,
+    failures: list[CallFailure],
+    starts: EpochStarts | None = None,
+    stored: Sequence[int] = (),
 ) -> list[tuple[int, int]]:
     """Start and stop of each output segment: at most `size` items, of one epoch, never across failed items, whose
-    results are inserted there later."""
-    edges = {0, len(keys)}
+    results are inserted there later. What is `stored` already (positions) is a segment by itself."""
+    edges = {0, len(keys), *stored, *(position + 1 for position in stored)}
     if starts is not None:
         edges.update(starts.positions)
     if failures:
@@ -177,9 +177,7 @@ def segment_bounds(
     return [(start, min(start + size, end)) for begin, end in pairwise(begins) for start in range(begin, end, size)]
 
 
-def fail_unsendable(
-    outcome: MessageOutcome, opened: MessageInput, batch_size: int, error: UnsendableItemError, why: str
-) -> None:
+def fail_unsendable(outcome: MessageOutcome, opened: MessageInput, batch_size: int, error: UnsendableItemError) -> None:
     """Mark the calls whose results cannot be sent or written as failed; the results of all others are kept.
 
     The key of a result identifies its call. If keys are not unique (an item that arrived by two paths), every call is
@@ -192,13 +190,15 @@ def fail_unsendable(
     origins = [call_of.get(_input_position(as_tuple(key), place)) for key in outcome.keys] if not blind else []
     # the index refers to one packed segment: search all results instead
     indices = (
-        [error.index] if why != UNPICKLABLE_TEXT or blind else [index for index, _ in find_unpicklable(outcome.items)]
+        [error.index]
+        if isinstance(error, UnwritableItemError) or blind
+        else [index for index, _ in find_unpicklable(outcome.items)]
     )
     bad = set(calls) if blind else {origins[index] for index in indices if index >= 0} - {None}
     bad = bad or set(calls)
     for start, stop in sorted(call for call in bad if call is not None):
         its_keys = as_tuples(slice_keys(opened.keys, start, stop))
-        failure = CallFailure(start, stop, f"{why}: {error.error_text}"[:MAX_ERROR_CHARS], keys=its_keys)
+        failure = CallFailure(start, stop, unsendable_text(error), keys=its_keys)
         failure.verdict = VERDICT_RETRY if blind else ""
         outcome.failures.append(failure)
     outcome.failures.sort(key=lambda failure: failure.start)

@@ -2,218 +2,61 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 import resource
-import time
 from functools import partial
 from itertools import accumulate
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dovetail.control.engine import UnreadableItem
-from dovetail.control.events import VERDICT_SKIP, CallFailure
-from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError, UnwritableItemError
-from dovetail.engines.barrier import BarrierRows, output_chunk_items
+from dovetail.control.payload import SourceSinkError, UnwritableItemError
 from dovetail.engines.epoch_starts import EpochStarts
 from dovetail.engines.exception_summary import summarize_exception
-from dovetail.engines.item_keys import as_tuple, join_keys, slice_keys
+from dovetail.engines.item_keys import join_keys, slice_keys
 from dovetail.engines.local import message_input
-from dovetail.engines.local.buffer_pool import BufferPool, PayloadReader
+from dovetail.engines.local.barrier_input import BarrierInput
+from dovetail.engines.local.buffer_pool import PayloadReader
 from dovetail.engines.local.call_body import open_value, pack_value
 from dovetail.engines.local.message_input import (
-    UNPICKLABLE_TEXT,
-    UNWRITABLE_TEXT,
     MessageInput,
-    fail_unsendable,
     failure_as_tuple,
-    failure_from_error,
     join_outcomes,
     readable_spans,
-    segment_bounds,
     shift_breadcrumb,
 )
-from dovetail.engines.local.payload_codec import (
-    MAX_INLINE_BYTES,
-    Unpicklable,
-    join_layout,
-    layout_bytes,
-    pack_items,
-    part_lengths,
-    split_layout,
-    unpack_payload,
-)
+from dovetail.engines.local.payload_codec import Unpicklable, split_layout, unpack_payload
 from dovetail.engines.local.protocol import (
-    FLAG_NO_MEMFD,
     FLAG_NO_OUTPUT,
-    FLAG_SPILL,
-    FLAG_SPOOL,
     KIND_FILE,
     KIND_INLINE,
     KIND_SHARED,
-    KIND_WRITTEN,
     close_descriptors,
     map_file,
     pickle_value,
     send_frame,
 )
 from dovetail.engines.local.received_calls import ReceivedCalls
-from dovetail.engines.local.standard_descriptors import open_standard_descriptors
+from dovetail.engines.local.result_packer import OutgoingPayloads, PieceStore, ResultPacker, pack_keyed_items
+from dovetail.engines.result_stream import StoredPiece
 from dovetail.engines.stage_chain import MessageOutcome
-from dovetail.machine.private_files import make_private_folder, open_private
+from dovetail.engines.unit_executor import is_awaitable
 
 if TYPE_CHECKING:
     import socket
     from asyncio import AbstractEventLoop
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from dovetail.control.engine import UnsendableItemError
     from dovetail.control.payload import Writer
     from dovetail.engines.item_keys import Keys
-    from dovetail.engines.local.buffer_pool import CopiedPayload, MappedPayload, PlacedPayload
+    from dovetail.engines.local.buffer_pool import CopiedPayload, MappedPayload
     from dovetail.engines.local.call_body import OpenedValue
-    from dovetail.engines.local.payload_codec import PackedPayload
     from dovetail.engines.local.peer_links import PeerLinks
     from dovetail.engines.local.protocol import Chunk, Frame
     from dovetail.engines.local.worker_spec import WorkerSpec
+    from dovetail.engines.stage_chain import MessageOutcome
     from dovetail.engines.unit_executor import UnitExecutor
     from dovetail.engines.worker_context import BreadcrumbCell
-
-
-class OutgoingPayloads:
-    """Descriptions and contents of the output payloads of a message."""
-
-    __slots__ = ("_placed", "body", "descriptions", "descriptors", "epoch_segments", "spilled")
-
-    def __init__(self) -> None:
-        self.descriptions: list[Any] = []
-        self.body: list[Chunk] = []
-        """Inline payloads."""
-        self.descriptors: list[int] = []
-        """Descriptors of the large payloads."""
-        self.spilled: list[int] = []
-        """Descriptors to close after sending."""
-        self.epoch_segments: list[int] | None = None
-        """See `BatchesDone`."""
-        self._placed: list[PlacedPayload] = []
-
-    def add(
-        self, placed: tuple[list[Any], list[Chunk], list[int], list[int]], placing: Sequence[PlacedPayload]
-    ) -> None:
-        outs, body, descriptors, spilled = placed
-        self.descriptions += outs
-        self.body += body
-        self.descriptors += descriptors
-        self.spilled += spilled
-        self._placed += placing
-
-    def undo(self, pool: BufferPool | None) -> None:
-        """Discard all output. Bytes appended to files stay there unreferenced."""
-        discard_placed(self._placed, pool)
-        self.descriptions, self.body, self.descriptors, self.spilled, self._placed = [], [], [], [], []
-
-
-def discard_placed(placed: Sequence[PlacedPayload], pool: BufferPool | None) -> None:
-    for one in placed:
-        if one.spilled:
-            os.close(one.fd)
-        elif pool is not None:
-            pool.discard(one.buffer)
-
-
-MAX_CHUNK_ROWS = 2048
-MAX_CHUNK_BYTES = 16 << 20
-"""Maximum bytes of results that wait to be packed."""
-
-
-class BarrierInput:
-    """Payloads of a barrier message: those in files are opened one at a time, the others are already mapped."""
-
-    def __init__(self, frame: Frame, bodies: Sequence[tuple[Any, Sequence[Any]]], load: Callable[..., Any]) -> None:
-        self._payloads, parts = frame.head[6], frame.head[7]
-        self._bodies = bodies
-        self._unpack = load
-        self.read_s = 0.0
-        self._unsendable: list[tuple[tuple[int, ...], str]] = []
-        """Keys of results that cannot be sent, with the reason."""
-        self.items = sum(stop - start for _, start, stop in parts)
-        self.size = sum(layout_bytes(sizes) for _, sizes, _ in self._payloads)
-        first = self._load(parts[0][0])
-        self._from_files = first[3]
-        first[2]()
-        self.rows = BarrierRows(self.load, parts, _is_skipped, from_files=self._from_files)
-
-    def load(self, number: int) -> tuple[Keys, list[Any], Callable[[], object]]:
-        keys, items, close, _ = self._load(number)
-        return keys, items, close
-
-    def _load(self, number: int) -> tuple[Keys, list[Any], Callable[[], object], bool]:
-        kind, sizes, place = self._payloads[number]
-        close: Callable[[], object] = _no_close
-        if kind == KIND_FILE:
-            reading = map_file(place[0], place[1], sizes)
-            keys, items = self._unpack(reading.stream, reading.buffers)
-            close = reading.close
-        else:
-            keys, items = self._unpack(*self._bodies[number])
-        is_split = type(items) is not list
-        if is_split:
-            items, took = message_input.read_split(items)
-            self.read_s += took
-        return keys, items, close, is_split
-
-    def skipped_items(self) -> list[message_input.SkippedItem]:
-        """Skipped items among the rows read so far that no stage receives."""
-        found = []
-        for at, item in sorted(self.rows.skipped.items()):
-            if item is BLANK_ROW:
-                found.append(message_input.SkippedItem(at, ""))
-            elif type(item) is BadRow:
-                found += [
-                    message_input.SkippedItem(at, odd.error, odd.verdict)
-                    for odd in message_input.find_skipped([item], at)
-                ]
-            else:
-                found.append(message_input.SkippedItem(at, f"the item cannot be unpickled: {item.error_text}"))
-        return found
-
-    def drop_unsendable(self, keys: Keys, items: list[Any], error: UnsendableItemError) -> tuple[Keys, list[Any]]:
-        """Remove a result that cannot be sent or written; the row that it came from fails."""
-        if error.index < 0:
-            raise error
-        why = UNWRITABLE_TEXT if isinstance(error, UnwritableItemError) else UNPICKLABLE_TEXT
-        self._unsendable.append((as_tuple(keys[error.index]), f"{why}: {error.error_text}"))
-        stays = [index for index in range(len(items)) if index != error.index]
-        return [keys[index] for index in stays], [items[index] for index in stays]
-
-    def chunk_items(self, cut: int) -> int:
-        return output_chunk_items(cut, self.items, self.size, MAX_CHUNK_ROWS, MAX_CHUNK_BYTES)
-
-    def outcome(self, count: int, seconds: float, failures: list[CallFailure]) -> MessageOutcome:
-        """The outcome as for any other message; its results are already packed."""
-        given = count - len(self._unsendable)
-        found = MessageOutcome([], [], failures, seconds, [(0 if failures else self.items, given, seconds)])
-        odd = [] if failures else [*(one for one in self.skipped_items() if one.error), *self._skipped_outputs()]
-        keys = self.rows.keys() if odd else []
-        found.failures += [message_input.failure_of_skipped(one, keys) for one in sorted(odd)]
-        return found
-
-    def _skipped_outputs(self) -> list[message_input.SkippedItem]:
-        """The rows whose results cannot be sent, each once."""
-        if not self._unsendable:
-            return []
-        places = {as_tuple(key): at for at, key in enumerate(self.rows.keys())}
-        found = {}
-        for key, why in self._unsendable:
-            while key not in places:
-                key = key[:-1]  # the key of its parent
-            found[places[key]] = why
-        return [message_input.SkippedItem(at, why, VERDICT_SKIP) for at, why in found.items()]
-
-
-def _is_skipped(item: Any) -> bool:
-    return item is BLANK_ROW or isinstance(item, UnreadableItem)
 
 
 def _no_close() -> None:
@@ -238,17 +81,13 @@ class MessageRunner:
         """`exit_worker` ends this worker at once with an exit code."""
         self._sock = sock
         self._spec = spec
+        self._packer = ResultPacker(spec)
         self._exit_worker = exit_worker
         self._pid = os.getpid()
         self._forks_seen = _FORKS[0]
         self._send_lock = Lock()
-        self._pack_lock = Lock()
         self._reported_cpu_s = 0.0
-        self._pool: BufferPool | None = None
-        self._placed_now: list[PlacedPayload] = []
-        """Payloads of the current message that are already in shared memory."""
         self._reader = PayloadReader()
-        self._spool: tuple[int, str] | None = None
         self.links: PeerLinks | None = None
         """Links to other workers; None: none was made."""
         self._loop_lock = Lock()
@@ -257,8 +96,6 @@ class MessageRunner:
         self.calls = ReceivedCalls()
         self.before_await: Callable[[], None] = _no_close
         """Called before an async method is awaited outside of the main thread."""
-        self._begun_writers: list[Writer] = []
-        """Writers whose `begin` was called."""
 
     # --- sending
 
@@ -282,13 +119,14 @@ class MessageRunner:
 
     def free_buffers(self, unused: Sequence[int], kept: Sequence[int]) -> None:
         """Release buffers without readers, and give up those that a reader keeps views of."""
-        with self._pack_lock:
-            if self._pool is not None:
+        with self._packer.lock:
+            pool = self._packer.pool
+            if pool is not None:
                 for buffer in unused:
-                    self._pool.free(buffer)
+                    pool.free(buffer)
                 for buffer in kept:
-                    self._pool.discard(buffer)
-                closed = self._pool.take_closed()
+                    pool.discard(buffer)
+                closed = pool.take_closed()
                 if closed:
                     self.send("closed", closed)
 
@@ -298,33 +136,53 @@ class MessageRunner:
         if executor.barrier is not None:
             self._run_barrier(executor, frame, breadcrumb)
             return
-        _, message, _, batch_size, cut, flags, payloads, parts, _, starts = frame.head
+        store = self._piece_store(executor, frame)
         try:
-            opened = self.open(payloads, parts, frame)
-            if starts:
-                opened.epoch_starts = EpochStarts(starts)
-            writer = executor.writer
+            opened = self._open_message(frame)
+            calls = self._arguments(opened, frame, breadcrumb, store)
             # comprehensions, because loop variables would keep views of the input alive
-            outcomes = [
-                (
-                    begin,
-                    executor.run(
-                        keys,
-                        items,
-                        batch_size,
-                        shift_breadcrumb(breadcrumb, begin),
-                        message,
-                        partial(self._reload_items, opened, frame, begin, len(items)),
-                        opened.starts_inside(begin, len(items)),
-                    ),
-                )
-                for begin, keys, items in readable_spans(opened)
-            ]
-            self.finish_message(message, join_outcomes(outcomes, opened), opened, batch_size, cut, flags, writer)
+            outcomes = [(begin, executor.run(*arguments)) for begin, arguments in calls]
+            self._finish_message(frame, join_outcomes(outcomes, opened), opened, store, executor.writer)
         except BaseException as error:
+            store.discard_unused(())
             self._report_error(frame, error)
         finally:
             close_descriptors(frame.descriptors)
+
+    async def run_async(self, executor: UnitExecutor, frame: Frame, breadcrumb: BreadcrumbCell) -> None:
+        store = self._piece_store(executor, frame)
+        try:
+            opened = self._open_message(frame)
+            calls = self._arguments(opened, frame, breadcrumb, store)
+            outcomes = [(begin, await executor.run_async(*arguments)) for begin, arguments in calls]
+            self._finish_message(frame, join_outcomes(outcomes, opened), opened, store, executor.writer)
+        except BaseException as error:
+            store.discard_unused(())
+            self._report_error(frame, error)
+        finally:
+            close_descriptors(frame.descriptors)
+
+    def _piece_store(self, executor: UnitExecutor, frame: Frame) -> PieceStore:
+        cut, flags = frame.head[4], frame.head[5]
+        return PieceStore(self._packer, flags, cut, executor.writer, self.exit_if_forked)
+
+    def _open_message(self, frame: Frame) -> MessageInput:
+        payloads, parts, starts = frame.head[6], frame.head[7], frame.head[9]
+        opened = self.open(payloads, parts, frame)
+        if starts:
+            opened.epoch_starts = EpochStarts(starts)
+        return opened
+
+    def _arguments(
+        self, opened: MessageInput, frame: Frame, breadcrumb: BreadcrumbCell, store: PieceStore
+    ) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Start and arguments of `UnitExecutor.run` for each run of readable items."""
+        message, batch_size = frame.head[1], frame.head[3]
+        for begin, keys, items in readable_spans(opened):
+            fresh = partial(self._reload_items, opened, frame, begin, len(items))
+            starts = opened.starts_inside(begin, len(items))
+            place = shift_breadcrumb(breadcrumb, begin)
+            yield begin, (keys, items, batch_size, place, message, fresh, starts, store)
 
     def _run_barrier(self, executor: UnitExecutor, frame: Frame, breadcrumb: BreadcrumbCell) -> None:
         """Run a barrier stage; its output is packed or written chunk by chunk."""
@@ -338,15 +196,13 @@ class MessageRunner:
                 self.exit_if_forked()
                 if flags & FLAG_NO_OUTPUT:
                     return
-                with self._pack_lock:
+                with self._packer.lock:
                     while items:
                         try:
                             if executor.writer is not None:
-                                outgoing.descriptions.append(self._write_items(executor.writer, keys, items))
+                                outgoing.descriptions.append(self._packer.write_items(executor.writer, keys, items))
                             else:
-                                outgoing.add(
-                                    self._place_or_discard([_pack_items(keys, items)], flags), self._placed_now
-                                )
+                                self._packer.place_results([pack_keyed_items(keys, items)], flags, outgoing)
                             items = []
                         except (UnwritableItemError, Unpicklable) as error:
                             keys, items = given.drop_unsendable(keys, items, error)
@@ -355,40 +211,11 @@ class MessageRunner:
                 given.rows, breadcrumb, message, given.chunk_items(cut), give
             )
             if failures:
-                outgoing.undo(self._pool)
+                outgoing.undo(self._packer.pool)
             outcome = given.outcome(count, seconds, failures)
             self._report(message, outcome, readings, given.read_s, outgoing)
         except BaseException as error:
-            outgoing.undo(self._pool)
-            self._report_error(frame, error)
-        finally:
-            close_descriptors(frame.descriptors)
-
-    async def run_async(self, executor: UnitExecutor, frame: Frame, breadcrumb: BreadcrumbCell) -> None:
-        _, message, _, batch_size, cut, flags, payloads, parts, _, starts = frame.head
-        try:
-            opened = self.open(payloads, parts, frame)
-            if starts:
-                opened.epoch_starts = EpochStarts(starts)
-            outcomes = [
-                (
-                    begin,
-                    await executor.run_async(
-                        keys,
-                        items,
-                        batch_size,
-                        shift_breadcrumb(breadcrumb, begin),
-                        message,
-                        partial(self._reload_items, opened, frame, begin, len(items)),
-                        opened.starts_inside(begin, len(items)),
-                    ),
-                )
-                for begin, keys, items in readable_spans(opened)
-            ]
-            self.finish_message(
-                message, join_outcomes(outcomes, opened), opened, batch_size, cut, flags, executor.writer
-            )
-        except BaseException as error:
+            outgoing.undo(self._packer.pool)
             self._report_error(frame, error)
         finally:
             close_descriptors(frame.descriptors)
@@ -472,29 +299,31 @@ class MessageRunner:
             bodies.append((reading.stream, reading.buffers))
         return bodies, readings
 
-    def finish_message(
+    def _finish_message(
         self,
-        message: int,
+        frame: Frame,
         outcome: MessageOutcome,
         opened: MessageInput,
-        batch_size: int,
-        cut: int,
-        flags: int,
-        writer: Writer | None = None,
+        store: PieceStore,
+        writer: Writer | None,
     ) -> None:
         """Pack or write the results and report; then release the input, unless views of it are kept."""
+        _, message, _, batch_size, cut, flags, *_ = frame.head
         self.exit_if_forked()
         if flags & FLAG_NO_OUTPUT:
             outcome.keys, outcome.items, outcome.epoch_starts = [], [], None
         outgoing = OutgoingPayloads()
-        with self._pack_lock:
-            written = self._write_results(writer, outcome, opened, batch_size) if writer is not None else []
-            packed = self._pack_results(outcome, opened, batch_size, cut) if writer is None else []
-            outgoing.add(self._place_or_discard(packed, flags), self._placed_now)
-            outgoing.descriptions += written
+        with self._packer.lock:
+            if writer is not None:
+                results = self._packer.write_results(writer, outcome, opened, batch_size)
+            else:
+                results = self._packer.pack_results(outcome, opened, batch_size, cut)
+            self._packer.place_results(results, flags, outgoing)
+        store.discard_unused(outcome.items)
         if outcome.epoch_starts is not None:
             # results are in order, so each segment begins where the one before it ends
-            sizes = [description[0] for description in outgoing.descriptions]
+            counts = zip(results, outgoing.descriptions, strict=True)
+            sizes = [1 if type(result) is StoredPiece else description[0] for result, description in counts]
             outgoing.epoch_segments = outcome.epoch_starts.segment_counts(list(accumulate(sizes, initial=0))[:-1])
         if opened.readings:
             self._reader.probe_writes([reading for _, reading in opened.readings])
@@ -509,8 +338,8 @@ class MessageRunner:
         read_s: float,
         outgoing: OutgoingPayloads,
     ) -> None:
-        with self._pack_lock:
-            closed = self._pool.take_closed() if self._pool is not None else []
+        with self._packer.lock:
+            closed = self._packer.take_closed()
             usage, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
             total_s = usage.ru_utime + usage.ru_stime + children.ru_utime + children.ru_stime
             cpu_s, self._reported_cpu_s = total_s - self._reported_cpu_s, total_s
@@ -525,137 +354,9 @@ class MessageRunner:
         self.send(*report, body=outgoing.body, descriptors=outgoing.descriptors)
         close_descriptors(outgoing.spilled)
 
-    def _pack_results(
-        self, outcome: MessageOutcome, opened: MessageInput, batch_size: int, cut: int
-    ) -> list[PackedPayload]:
-        while True:
-            keys, items = outcome.keys, outcome.items
-            try:
-                if len(items) <= cut and not outcome.failures and outcome.epoch_starts is None:
-                    return [_pack_items(keys, items)] if items else []
-                return [
-                    _pack_items(slice_keys(keys, start, stop), items[start:stop])
-                    for start, stop in segment_bounds(keys, cut, outcome.failures, outcome.epoch_starts)
-                ]
-            except Unpicklable as error:
-                fail_unsendable(outcome, opened, batch_size, error, UNPICKLABLE_TEXT)
-            except MemoryError as error:
-                outcome.failures[:] = [failure_from_error(opened.keys, 0, len(opened.items), error)]
-                outcome.keys, outcome.items = [], []
-                if outcome.epoch_starts is not None:
-                    outcome.epoch_starts.keep(())
-
-    def _write_results(
-        self, writer: Writer, outcome: MessageOutcome, opened: MessageInput, batch_size: int
-    ) -> list[Any]:
-        """Write results to their destination. Counts as work of the last stage."""
-        began = time.perf_counter()
-        while outcome.items:
-            try:
-                written = self._write_epochs(writer, outcome)
-            except UnwritableItemError as error:
-                fail_unsendable(outcome, opened, batch_size, error, UNWRITABLE_TEXT)
-                continue
-            message_input.add_stage_seconds(outcome, time.perf_counter() - began, stage=-1)
-            return written
-        return []
-
-    def _write_epochs(self, writer: Writer, outcome: MessageOutcome) -> list[Any]:
-        """Write the results, each epoch by itself."""
-        keys, items, starts = outcome.keys, outcome.items, outcome.epoch_starts
-        if starts is None:
-            return [self._write_items(writer, keys, items)]
-        written = []
-        for start, stop in segment_bounds(keys, len(items), [], starts):
-            try:
-                written.append(self._write_items(writer, slice_keys(keys, start, stop), items[start:stop]))
-            except UnwritableItemError as error:
-                error.index += start
-                raise
-        return written
-
-    def _write_items(self, writer: Writer, keys: Keys, items: list[Any]) -> Any:
-        if writer not in self._begun_writers:
-            writer.begin(self._spec.part_name())
-            self._begun_writers.append(writer)
-        return (len(items), 0, KIND_WRITTEN, (), tuple(writer.write(keys, items)), None)
-
-    def _place_or_discard(
-        self, packed: list[PackedPayload], flags: int
-    ) -> tuple[list[Any], list[Chunk], list[int], list[int]]:
-        """Like `_place`; discards everything if it fails."""
-        self._placed_now.clear()
-        try:
-            return self._place(packed, flags)
-        except BaseException:
-            discard_placed(self._placed_now, self._pool)
-            raise
-
-    def _place(
-        self, packed: Sequence[PackedPayload], flags: int
-    ) -> tuple[list[Any], list[Chunk], list[int], list[int]]:
-        """Descriptions of all payloads, inline bodies, descriptors of large payloads, and the descriptors to close
-        after sending."""
-        outs: list[Any] = []
-        body: list[Chunk] = []
-        descriptors: list[int] = []
-        spilled: list[int] = []
-        for one in packed:
-            sizes = part_lengths(one)
-            if flags & FLAG_SPOOL:
-                outs.append((one.items, one.size, KIND_FILE, sizes, self._append_to_spool(one), one.first))
-            elif one.size <= MAX_INLINE_BYTES or flags & FLAG_NO_MEMFD:
-                piece = join_layout(one)
-                body.append(piece)
-                outs.append((one.items, one.size, KIND_INLINE, sizes, len(piece), one.first))
-            else:
-                placed = self._get_pool().put(one, spill=bool(flags & FLAG_SPILL))
-                self._placed_now.append(placed)
-                if placed.fresh:
-                    descriptors.append(placed.fd)
-                if placed.spilled:
-                    spilled.append(placed.fd)
-                buffer = -1 if placed.spilled else placed.buffer
-                outs.append((one.items, placed.size, KIND_SHARED, sizes, (buffer, placed.fresh), one.first))
-        return outs, body, descriptors, spilled
-
-    def _get_pool(self) -> BufferPool:
-        if self._pool is None:
-            self._pool = BufferPool(self._spec.pool_bytes, self._spec.spool_folder)
-        return self._pool
-
-    def _append_to_spool(self, packed: PackedPayload) -> tuple[str, int]:
-        """Append to this worker's part file of the spool: path and offset."""
-        try:
-            return self._write_to_spool(packed)
-        except OSError as error:
-            fix = "free disk space or repair the disk"
-            raise SourceSinkError(
-                "DT381", f"the spool cannot be written: {error.strerror}", fix, self._spec.spool_folder
-            ) from None
-
-    def _write_to_spool(self, packed: PackedPayload) -> tuple[str, int]:
-        if self._spool is None:
-            make_private_folder(self._spec.spool_folder)
-            path = os.path.join(self._spec.spool_folder, f"{self._spec.part_name()}.part")  # noqa: PTH118
-            open_standard_descriptors()
-            self._spool = open_private(path, os.O_WRONLY | os.O_APPEND), path
-        fd, path = self._spool
-        at = os.fstat(fd).st_size
-        at += os.write(fd, b"\0" * (-at % 4096))
-        data = memoryview(join_layout(packed))
-        while data:
-            data = data[os.write(fd, data) :]
-        return path, at
-
     def close(self) -> None:
-        """Close the descriptors of the pool and of the spool file. A worker process leaves this to its exit."""
-        with self._pack_lock:
-            if self._pool is not None:
-                self._pool.close()
-            if self._spool is not None:
-                os.close(self._spool[0])
-            self._pool = self._spool = None
+        """Close the descriptors of results. A worker process leaves this to its exit."""
+        self._packer.close()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -675,7 +376,7 @@ class MessageRunner:
         try:
             opened = open_value(frame.body, frame.descriptors)
             value = call_hosted(executor, frame, opened)
-            if inspect.isawaitable(value):  # an async method of an object whose __call__ is not async, or that has none
+            if is_awaitable(value):  # an async method of an object whose __call__ is not async, or that has none
                 value = self.await_result(value, number, loop)
             self.reply(number, value, opened)
         except BaseException as error:  # passed to the caller
@@ -736,12 +437,6 @@ def call_hosted(executor: UnitExecutor, frame: Frame, arguments: OpenedValue) ->
     """Call the method of a hosted object that a frame requests; its result may be awaitable."""
     args, named = arguments.value
     return executor.call(frame.head[3], *args, **named)
-
-
-def _pack_items(keys: Keys, items: list[Any]) -> PackedPayload:
-    found = pack_items(keys, items)
-    found.first = as_tuple(keys[0])
-    return found
 
 
 _BROKEN_TYPE: list[type[Any]] = []

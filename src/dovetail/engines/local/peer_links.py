@@ -20,7 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.control.engine import CallNotSentError, WorkerLostError
-from dovetail.engines.local.call_body import CallBody, load_value, pack_value, to_portable
+from dovetail.engines.local.call_body import CallBody, load_value, pack_value
 from dovetail.engines.local.call_waits import WaitableCall
 from dovetail.engines.local.protocol import (
     DONT_WAIT,
@@ -213,6 +213,11 @@ class PeerLinks:
 
     # --- calls of this process
 
+    def is_linked(self, worker: int, rank: int) -> bool:
+        """Whether a thread that waits for an answer of this process can receive it itself."""
+        link = self._links.get((worker, rank))
+        return link is not None and link.state == LINK_OPEN
+
     def call(
         self, worker: int, rank: int, hosted: str, method: str, args: tuple[Any, ...], named: dict[str, Any]
     ) -> Future[Any]:
@@ -331,9 +336,12 @@ class PeerLinks:
             link.failed.append((call, LookupError("only calls are relayed")))
             return
         link.unanswered.add(call.number)
-        data = to_portable(call.body.data, call.body.descriptors)
         _, number, hosted, method, _ = call.head
-        self._send_to_driver("ask", number, link.worker, hosted, method, link.rank, body=[data])
+        data, descriptors = call.body
+        self._send_to_driver(
+            "ask", number, link.worker, hosted, method, link.rank, body=[data], descriptors=descriptors
+        )
+        close_descriptors(descriptors)
 
     def _end_failed(self, link: OutgoingLink) -> None:
         """Hold no lock."""

@@ -64,9 +64,10 @@ class CallRouter:
             child = self._find_worker(worker, hosted)
             called = _find_rank(child, called_rank)
         except (WorkerLostError, LookupError) as error:
+            close_descriptors(frame.descriptors)
             self._send(rank, ("answer", its_number, False), [pickle.dumps(error)])
             return True
-        self._forward(called, hosted, method, CallBody(bytes(frame.body)), (rank, its_number))
+        self._forward(called, hosted, method, CallBody(bytes(frame.body), tuple(frame.descriptors)), (rank, its_number))
         return True
 
     def link(self, caller: RankProcess, frame: Frame, *, elsewhere: bool = False) -> None:

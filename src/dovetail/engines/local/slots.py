@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import traceback
 from collections import deque
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from dovetail.engines.local.call_body import open_value
 from dovetail.engines.local.call_waits import WaitableCall
 from dovetail.engines.local.message_runner import call_hosted
 from dovetail.engines.local.running_slot import CURRENT_SLOT, RunningSlot
+from dovetail.engines.unit_executor import is_awaitable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,30 +86,47 @@ class SlotDispatcher:
             loop = worker.async_slots.get(hosted.name)
             self._slots[hosted.name] = loop or ThreadSlots(worker, hosted.name, own)
         worker.slots = self._slots
+        self._is_stopping = False
         self._control: ThreadPoolExecutor | None = None
         """Thread of calls that take no slot."""
 
     def run(self) -> None:
-        while True:
-            frames = deque(self._worker.receive_frames(wait=True))
-            while frames:
-                frame = frames.popleft()
-                kind = frame.head[0]
-                if kind == "run":
-                    self._slots[frame.head[2]].run(frame)
-                elif kind == "call":
-                    self._call(frame)
-                elif kind == "cancel":
-                    any(slots.cancel(frame.head[1]) for slots in self._slots.values())
-                elif kind == "free":
-                    self._runner.free_buffers(*frame.head[1:])
-                elif kind == "stop":
-                    for last in (*frames, *self._worker.refuse_calls()):
-                        if last.head[0] == "call":  # of another worker, which sent it before
-                            self._call(last)
-                    self._worker.stop_reading()  # calls that are running, and those of a teardown, wait for answers
-                    self._finish()
-                    return
+        while not self._is_stopping:
+            self._receive()
+        self._finish()
+
+    def run_in_main_thread(self) -> None:
+        """Like `run`, for one object with one slot that gets calls only: they run in this thread."""
+        (slots,) = self._slots.values()
+        assert isinstance(slots, ThreadSlots)
+        slots.has_main_thread = True
+        standby = self._worker.start_standby(self._receive, lambda: self._is_stopping or slots.can_run)
+        while not self._is_stopping:
+            standby.receive()
+            slots.run_queued()
+        self._finish()
+
+    def _receive(self) -> None:
+        """Wait for frames and handle them."""
+        frames = deque(self._worker.receive_frames(wait=True))
+        while frames:
+            frame = frames.popleft()
+            kind = frame.head[0]
+            if kind == "run":
+                self._slots[frame.head[2]].run(frame)
+            elif kind == "call":
+                self._call(frame)
+            elif kind == "cancel":
+                any(slots.cancel(frame.head[1]) for slots in self._slots.values())
+            elif kind == "free":
+                self._runner.free_buffers(*frame.head[1:])
+            elif kind == "stop":
+                for last in (*frames, *self._worker.refuse_calls()):
+                    if last.head[0] == "call":  # of another worker, which sent it before
+                        self._call(last)
+                self._is_stopping = True
+                self._worker.stop_reading()  # calls that are running, and those of a teardown, wait for answers
+                return
 
     def _finish(self) -> None:
         """Wait until all slots are idle; objects that finish may still call each other."""
@@ -218,9 +235,13 @@ class ThreadSlots:
         self._running: set[RunningSlot] = set()
         self._threads = 0
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
-        """One entry for each queued job, which wakes a thread; False ends it. There may be too many entries: a job can
-        run in a thread that waits for it."""
+        """An entry wakes a thread, which runs what is queued; False ends it."""
+        self._is_signalled = False
+        """Whether an entry waits for a thread: calls in quick succession, which run in the threads that wait for them,
+        make only one."""
         self._is_idle = Condition(self._lock)
+        self.has_main_thread = False
+        """Whether the main thread runs the calls of other processes (`run_queued`)."""
 
     def run(self, frame: Frame) -> None:
         self._add(Job(self._run_message, frame))
@@ -233,7 +254,12 @@ class ThreadSlots:
             self._free_breadcrumbs.append(breadcrumb)
 
     def call(self, frame: Frame) -> None:
-        self._add(Job(self._answer, frame))
+        job = Job(self._answer, frame)
+        if self.has_main_thread:
+            with self._lock:
+                self._queue.append(job)
+        else:
+            self._add(job)
 
     def _answer(self, frame: Frame) -> None:
         self._runner.answer_call(self._executor, frame)
@@ -276,14 +302,32 @@ class ThreadSlots:
         """Run a call in the thread that waits for it, if it is the next one and a slot is free."""
         if asyncio._get_running_loop() is not None:  # noqa: SLF001 - documented
             return
-        taken = self._take(call)
-        if taken is not None:
+        with self._lock:
+            if not self._queue or self._queue[0] is not call or len(self._running) >= self._slots:
+                return
+            self._queue.popleft()
+            slot = RunningSlot(self._hosted, call.number, call.depth)
+            self._running.add(slot)
+        self._run_job(call, slot)
+        if self._queue:
+            with self._lock:
+                self._wake_thread()
+
+    @property
+    def can_run(self) -> bool:
+        """Whether work waits and a slot is free."""
+        return bool(self._queue) and len(self._running) < self._slots
+
+    def run_queued(self) -> None:
+        """Run what waits, in this thread."""
+        while (taken := self._take()) is not None:
             self._run_job(*taken)
-            if self._queue:
-                self._wakeups.put(True)
+            del taken  # it may hold the last reference to large arguments
 
     def finish(self) -> None:
         """Wait for all messages and calls that were sent."""
+        if self.has_main_thread:
+            self.run_queued()
         with self._is_idle:
             while self.is_busy:
                 self._is_idle.wait()
@@ -302,29 +346,36 @@ class ThreadSlots:
     def _add(self, job: Job | DirectCall) -> None:
         with self._lock:
             self._queue.append(job)
-            needs_thread = self._threads < min(self._slots, len(self._running) + len(self._queue))
-            self._threads += needs_thread
-        self._wakeups.put(True)
-        if needs_thread:
+            self._wake_thread()
+
+    def _wake_thread(self) -> None:
+        """Wake or start a thread if work waits and a slot is free. A thread that frees a slot looks for work itself.
+        Hold the lock."""
+        if self._is_signalled or not self.can_run:
+            return
+        if self._threads < min(self._slots, len(self._running) + len(self._queue)):
             Thread(target=self._serve, name="slot", daemon=True).start()
+            self._threads += 1
+        self._is_signalled = True
+        self._wakeups.put(True)
 
     def _serve(self) -> None:
         while self._wakeups.get():
-            while (taken := self._take()) is not None:
-                self._run_job(*taken)
-                del taken  # it may hold the last reference to large arguments
+            self._is_signalled = False
+            self.run_queued()
 
-    def _take(self, wanted: DirectCall | None = None) -> tuple[Job | DirectCall, RunningSlot] | None:
-        """The next job, if a slot is free, with its slot; with `wanted` only if that is the next one."""
+    def _take(self) -> tuple[Job | DirectCall, RunningSlot] | None:
+        """The next job, if a slot is free, with its slot."""
         with self._lock:
-            queue = self._queue
-            if not queue or len(self._running) >= self._slots or (wanted is not None and queue[0] is not wanted):
+            if not self.can_run:
                 return None
-            job = queue.popleft()
+            job = self._queue.popleft()
             number = job.number
             depth = job.depth if isinstance(job, DirectCall) else self._worker.depth_of(number)
             slot = RunningSlot(self._hosted, number, depth)
             self._running.add(slot)
+            if not self.has_main_thread:
+                self._wake_thread()  # for the next job
             return job, slot
 
     def _run_job(self, job: Job | DirectCall, slot: RunningSlot) -> None:
@@ -349,7 +400,7 @@ class ThreadSlots:
             return
         try:
             value = call.start(self._executor, slot)
-            if inspect.isawaitable(value):
+            if is_awaitable(value):
                 value = self._runner.await_result(value)
         except BaseException as error:  # passed to the caller
             call.end(None, error)
@@ -420,7 +471,7 @@ class AsyncSlots:
                 calls.set_cancel(number, partial(self._loop.call_soon_threadsafe, task.cancel))
                 opened = open_value(frame.body, frame.descriptors)
                 value = call_hosted(self._executor, frame, opened)
-                if inspect.isawaitable(value):
+                if is_awaitable(value):
                     value = await value
                 self._runner.reply(number, value, opened)
             except BaseException as error:  # passed to the caller
@@ -450,7 +501,7 @@ class AsyncSlots:
                 return
             try:
                 value = call.start(self._executor)
-                if inspect.isawaitable(value):
+                if is_awaitable(value):
                     value = await value
             except BaseException as error:  # passed to the caller
                 call.end(None, error)

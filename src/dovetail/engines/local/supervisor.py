@@ -22,16 +22,19 @@ MAX_KILL_ROUNDS = 1000
 
 
 def main() -> NoReturn:
-    """Entry point: `python -c ... SOCKET BREADCRUMBS DRIVER`, descriptors inherited from the driver. DRIVER is its
-    pidfd, or -1 where there are none."""
+    """Entry point: `python -c ... SOCKET BREADCRUMBS DRIVER PROGRAM`, descriptors inherited from the driver.
+
+    BREADCRUMBS is -1 if the processes need none, DRIVER is its pidfd, or -1 where there are none, PROGRAM is the module
+    that forked processes run.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a driver that blocks SIGCHLD passes its signal mask on
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock, breadcrumbs_fd, driver = map(int, sys.argv[1:4])
-    _become_subreaper()
+    become_subreaper()
     supervisor = _fork_under_supervisor(driver, (sock, breadcrumbs_fd)) if driver >= 0 else -1
     from dovetail.engines.local.forkserver import serve  # late: the supervisor needs nothing of it
 
-    serve(sock, breadcrumbs_fd, [fd for fd in (driver, supervisor) if fd >= 0])
+    serve(sock, breadcrumbs_fd, [fd for fd in (driver, supervisor) if fd >= 0], sys.argv[4])
     if supervisor >= 0:
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(supervisor, signal.SIGCONT)  # a stopped supervisor would stay
@@ -52,7 +55,7 @@ def _fork_under_supervisor(driver: int, others: tuple[int, ...]) -> int:
                 os.close(fd)
         _supervise(driver, open_pidfd(pid))
     os.setsid()  # a signal to the group of one does not end both
-    _become_subreaper()
+    become_subreaper()
     return supervisor
 
 
@@ -76,7 +79,7 @@ def kill_children() -> None:
     """Kill and reap children until none is left, including those that are adopted meanwhile. Processes of other users,
     which this one may not signal, are left."""
     for _ in range(MAX_KILL_ROUNDS):
-        pids = _child_pids()
+        pids = child_pids()
         if pids and not _kill_each(pids):
             return
         try:
@@ -97,7 +100,8 @@ def _kill_each(pids: list[int]) -> int:
     return count
 
 
-def _child_pids() -> list[int]:
+def child_pids() -> list[int]:
+    """Children of this process, with those that it has adopted."""
     own = os.getpid()
     try:
         with open(f"/proc/self/task/{own}/children") as file:  # noqa: PTH123 - pathlib is not loaded
@@ -123,7 +127,7 @@ def open_pidfd(pid: int) -> int:
         return -1
 
 
-def _become_subreaper() -> None:
+def become_subreaper() -> None:
     """Adopt processes that descendants leave behind, so that they can be killed. Not inherited by a fork."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import socket
 import sys
 import time
-import traceback
 from collections import deque
 from mmap import mmap
 from threading import Lock
@@ -26,19 +24,27 @@ from dovetail.engines.unit_executor import make_executor
 from dovetail.engines.worker_context import Worker
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from dovetail.engines.call_cycles import WaitingSlot
     from dovetail.engines.local.call_waits import WaitableCall
     from dovetail.engines.local.peer_links import PeerLinks
     from dovetail.engines.local.slots import AsyncSlots, ThreadSlots
+    from dovetail.engines.local.standby_reader import StandbyReader
     from dovetail.engines.local.worker_spec import WorkerSpec
     from dovetail.engines.unit_executor import UnitExecutor
     from dovetail.engines.worker_context import BreadcrumbCell
 
 SETUP_FAILED_EXIT_CODE = 71
+CLEAN_EXIT_CODE = None
 LINK_FRAMES = frozenset({"link", "linked", "gone"})
 """Frames about links to other workers."""
+
+
+def prepare(body: bytes) -> None:
+    """Workers of a run get their code with the specification."""
 
 
 def main(sock: socket.socket, breadcrumbs: int, cells: tuple[int, ...], pickled: bytes) -> int:
@@ -50,30 +56,6 @@ def main(sock: socket.socket, breadcrumbs: int, cells: tuple[int, ...], pickled:
     numbers = memoryview(mmap(breadcrumbs, 0)).cast("q")
     views: list[BreadcrumbCell] = [numbers[cell * BREADCRUMB_WORDS : (cell + 1) * BREADCRUMB_WORDS] for cell in cells]
     return WorkerProcess(Channel(sock), spec, views).run()
-
-
-def main_after_exec(sock: int, breadcrumbs: int, box: int, *cells: int) -> None:
-    """Entry point of a worker with its own interpreter."""
-    code = 70
-    try:
-        spec = os.pread(box, os.fstat(box).st_size, 0)
-        os.close(box)
-        for fd in (sock, breadcrumbs):
-            os.set_inheritable(fd, False)
-        code = main(socket.socket(fileno=sock), breadcrumbs, cells, spec)
-    except BaseException:
-        report_crash()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def report_crash() -> None:
-    """Print an internal error to the worker's log."""
-    with contextlib.suppress(Exception):
-        traceback.print_exc()
 
 
 def _enter_driver_context(spec: WorkerSpec) -> None:
@@ -110,6 +92,8 @@ class WorkerProcess:
         self._channel = channel
         self._reader: Any = None
         """Thread that reads the socket, started by the first call to another worker."""
+        self._standby: StandbyReader | None = None
+        """Thread that reads the socket while the main thread runs a call; None: the main thread runs no calls."""
         self._reader_lock = Lock()
         self._links_lock = Lock()
         self._single_slot: RunningSlot | None = None
@@ -141,25 +125,35 @@ class WorkerProcess:
         hosted_objects = self.spec.hosted
         single_slot = len(hosted_objects) == 1 and hosted_objects[0].slots == 1 and not self.async_slots
         # calls that take no slot are read while the slot is busy
-        single_slot = single_slot and not any(executor.has_control_methods for executor in self.executors.values())
-        self.runner.send("ready", time.perf_counter() - began, single_slot)
-        if single_slot:
+        has_control_methods = any(executor.has_control_methods for executor in self.executors.values())
+        gets_messages = any(callable(executor.target) for executor in self.executors.values())
+        self.runner.send("ready", time.perf_counter() - began, single_slot and not has_control_methods)
+        if single_slot and not has_control_methods:
             self._run_single_slot()
         else:
             from dovetail.engines.local.slots import SlotDispatcher
 
             self._main_thread_reads = True
-            SlotDispatcher(self, self.runner).run()
+            dispatcher = SlotDispatcher(self, self.runner)
+            if single_slot and not gets_messages:
+                dispatcher.run_in_main_thread()
+            else:
+                dispatcher.run()
         for name, executor in self.executors.items():
             errors = self.async_slots[name].teardown() if name in self.async_slots else executor.teardown()
             for error in errors:
                 print(f"teardown of {name}: {error.line}\n{error.detail}", file=sys.stderr)  # noqa: T201 - its own log
             if executor.writer is not None:
                 executor.writer.end()
-        for slots in self.slots.values():
-            slots.close()
+        self.close_threads()
         self.runner.send("stopped")
         return 0
+
+    def close_threads(self) -> None:
+        for slots in self.slots.values():
+            slots.close()
+        if self._standby is not None:
+            self._standby.close()
 
     def _set_up(self) -> bool:
         try:
@@ -200,6 +194,7 @@ class WorkerProcess:
             memory_bytes=spec.seat.memory_bytes,
             context=spec.context,
             caller=self.call,
+            call_here=self.call_here,
             run_async=self.runner.await_result,
         )
 
@@ -247,10 +242,25 @@ class WorkerProcess:
 
     def call(self, worker: int, rank: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         """Call a method of a hosted object: of this process directly, of another worker over a link."""
-        is_here = worker == self.spec.worker and rank == self.spec.rank and hosted in self.slots
-        if is_here and method not in CONTROL_METHODS:  # those are received like calls of others, and take no slot
-            return self.slots[hosted].call_directly(method, args, named)
-        future = self._get_links().call(worker, rank, hosted, method, args, named)
+        if worker == self.spec.worker and rank == self.spec.rank and hosted in self.slots:
+            return self.call_here(hosted, method, args, named)
+        return self._call_over_link(worker, rank, hosted, method, args, named)
+
+    def call_here(self, hosted: str, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Future[Any]:
+        """Call a method of a hosted object of this process."""
+        if method in CONTROL_METHODS:  # received like calls of others, and takes no slot
+            return self._call_over_link(self.spec.worker, self.spec.rank, hosted, method, args, named)
+        return self.slots[hosted].call_directly(method, args, named)
+
+    def _call_over_link(
+        self, worker: int, rank: int, hosted: str, method: str, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Future[Any]:
+        links = self._get_links()
+        future = links.call(worker, rank, hosted, method, args, named)
+        if self._standby is not None:
+            if not links.is_linked(worker, rank):
+                self._standby.read_now()
+            return future
         with (
             self._reader_lock
         ):  # after the call: `stop_reading` sees it, or it is seen here that the thread reads no more
@@ -305,16 +315,29 @@ class WorkerProcess:
     def _read_while_awaiting(self) -> None:
         """Read the socket in a thread from now on: the main thread waits for an async method, which may be
         cancelled."""
+        if self._standby is not None:
+            self._standby.read_now()
+            return
         with self._reader_lock:
             if not self._main_thread_reads:
                 self._start_reader()
 
     def stop_reading(self) -> None:
         """The main thread reads no more frames: a thread reads the answers to pending and to later calls."""
+        if self._standby is not None:
+            self._standby.keep_reading()
+            return
         with self._reader_lock:
             self._main_thread_reads = False
             if self.runner.links is not None and self.runner.links.has_pending:
                 self._start_reader()
+
+    def start_standby(self, receive: Callable[[], None], has_work: Callable[[], bool]) -> StandbyReader:
+        """Start the thread that reads while the main thread runs a call."""
+        from dovetail.engines.local.standby_reader import StandbyReader
+
+        self._standby = StandbyReader(receive, has_work, self.exit)
+        return self._standby
 
     def _start_reader(self) -> None:
         if self._reader is None:

@@ -39,13 +39,17 @@ from dovetail.engines.ray.protocol import (
     FRAME_BYTES,
     HEARTBEAT_S,
     MAX_DIRECT_CALLS,
+    NO_DIRECT_ANSWER,
     AgentHello,
     EventEncoder,
     Op,
+    PieceCollector,
     SizedOp,
+    decode_direct_call,
     decode_frame,
     dovetail_version,
     encode_answer,
+    encode_direct_answer,
     split_payloads,
 )
 from dovetail.engines.ray.shared_storage import missing_files, sees_marker
@@ -78,7 +82,7 @@ class Outbox:
     def __init__(self) -> None:
         self._queue: deque[SizedOp] = deque()
         self._size = 0
-        self._urgent = False
+        self._urgent = self._ended = False
         self._taken_at = 0.0
         self._has_messages = Condition()
 
@@ -90,9 +94,15 @@ class Outbox:
                 self._urgent = self._urgent or sized.op[0] not in NOT_URGENT
             self._has_messages.notify()
 
+    def end(self) -> None:
+        """From now on `take` does not wait: the call that waits would delay those of the agent's next session."""
+        with self._has_messages:
+            self._ended = True
+            self._has_messages.notify_all()
+
     def take(self, wait_s: float) -> list[Op]:
         with self._has_messages:
-            self._has_messages.wait_for(lambda: bool(self._queue), wait_s)
+            self._has_messages.wait_for(lambda: bool(self._queue) or self._ended, wait_s)
             left = self._taken_at + MIN_ANSWER_GAP_S - time.monotonic()
             if left > 0 and self._queue:
                 self._has_messages.wait_for(lambda: self._urgent or self._size >= FRAME_BYTES, left)
@@ -140,9 +150,10 @@ class AgentSession:
         self.peers = PeerCalls(self._engine, setup.session, self._outbox.put)
         self.peers.enqueue = self._enqueue
         self._engine.on_foreign_call = self.peers.call
-        self._calls: dict[int, Future[tuple[bool, bytes]]] = {}
+        self._call_pieces = PieceCollector()
+        self._calls: dict[int, Future[tuple[bool, list[bytes]]]] = {}
         """Unanswered calls of the driver, by number."""
-        self._direct_calls: dict[int, SimpleQueue[Future[tuple[bool, bytes]]]] = {}
+        self._direct_calls: dict[int, SimpleQueue[Future[tuple[bool, list[bytes]]]]] = {}
         """Calls of the driver that a thread of Ray has received and that are not sent yet."""
         self._closing = Event()
         address = ray.util.get_node_ip_address()
@@ -168,30 +179,34 @@ class AgentSession:
         except Exception:
             self._outbox.put([SizedOp(("agent_failed", traceback.format_exc()))])
 
-    def call(self, number: int, frame: bytes, call: int) -> tuple[bool, bytes] | None:
-        """Like `receive`, with one call to a worker: wait for its answer. None: it was cancelled."""
-        begun = self._direct_calls[call] = SimpleQueue()
-        if not self._handle_if_next(number, frame):
-            self.receive(number, frame)
+    def call(self, number: int, op: Op) -> bytes:
+        """Like `receive`, with one call to a worker: wait for its answer."""
+        future = self._call_if_next(number, op)
+        if future is None:
+            begun = self._direct_calls[op[1]] = SimpleQueue()
+            self._inbox.append((number, [op], ()))
+            self._engine.nudge()
+            future = begun.get()
         try:
-            return begun.get().result()
+            fine, pieces = future.result()
         except CancelledError:
-            return None
+            return NO_DIRECT_ANSWER
+        return encode_direct_answer(fine, pieces[0]) if len(pieces) == 1 else NO_DIRECT_ANSWER
 
-    def _handle_if_next(self, number: int, frame: bytes) -> bool:
-        """Handle a frame with one call in this thread, unless others must be handled before it."""
+    def _call_if_next(self, number: int, op: Op) -> Future[tuple[bool, list[bytes]]] | None:
+        """Send a call from this thread; None: others must be handled before it."""
         if not self._handling.acquire(blocking=False):
-            return False
+            return None
         try:
             if number != self._next:
-                return False
+                return None
             self._next += 1
-            self._on_call(*decode_frame(frame)[0][1:])
+            future = self._send_call(*op[1:])
         finally:
             self._handling.release()
         if self._early:
             self._engine.nudge()  # frames that waited for this one
-        return True
+        return future
 
     def next_messages(self) -> list[Op]:
         """Operations for the driver; an empty list after a heartbeat interval."""
@@ -208,6 +223,7 @@ class AgentSession:
         """End all workers; the last output of workers, if the driver cannot read it. `received`: what the driver has of
         it."""
         self._closing.set()
+        self._outbox.end()
         self._engine.nudge()
         # before the engine closes: the thread would take the exit of the fork server for a crash, and kill it
         self._thread.join(JOIN_TIMEOUT_S)
@@ -271,9 +287,10 @@ class AgentSession:
             "forget_unit": self._on_forget_unit,
             "devices": lambda devices: self._engine.set_devices(self._node, devices),
             "start": self._on_start,
-            "port": lambda worker: self._outbox.put([SizedOp(("port", worker, self._engine.free_port()))]),
+            "port": self._on_port,
             "cancel": self._on_cancel,
             "stop": self._payloads.stop,
+            "call_piece": self._call_pieces.add,
             "call": self._on_call,
             "cancel_call": self._on_cancel_call,
             "arrived": self._on_arrived,
@@ -301,12 +318,16 @@ class AgentSession:
         ranks: tuple[int, ...],
         rendezvous: tuple[str, int] | None,
         context: bytes,
+        rendezvous_seed: int,
     ) -> None:
-        command = StartWorker(worker, seats, tuple(self._units[name] for name in names), context)
+        command = StartWorker(worker, seats, tuple(self._units[name] for name in names), context, rendezvous_seed)
         if len(ranks) == len(seats):
             self._engine.submit([command])
         else:
             self._engine.start_ranks(command, ranks, rendezvous)
+
+    def _on_port(self, worker: int, seed: int) -> None:
+        self._outbox.put([SizedOp(("port", worker, self._engine.free_port(seed)))])
 
     def _on_cancel(self, message: int, worker: int) -> None:
         if self._payloads.cancel(message, worker):
@@ -369,29 +390,37 @@ class AgentSession:
 
     # --- calls
 
-    def _on_call(
+    def _on_call(self, number: int, *call: Any) -> None:
+        future = self._send_call(number, *call)
+        begun = self._direct_calls.pop(number, None)
+        if begun is not None:
+            begun.put(future)
+
+    def _send_call(
         self,
         number: int,
         worker: int,
         hosted: str,
         method: str,
-        body: bytes,
+        last_piece: bytes,
         rank: int,
         deadline_s: float | None,
         is_direct: bool,
-    ) -> None:
+    ) -> Future[tuple[bool, list[bytes]]]:
         """A call of the driver on a worker. `is_direct`: a thread of Ray waits for the answer."""
 
-        def answered(future: Future[tuple[bool, bytes]]) -> None:
+        def answered(future: Future[tuple[bool, list[bytes]]]) -> None:
             self._calls.pop(number, None)
-            if not is_direct and not future.cancelled():
-                self._outbox.put(encode_answer(number, *future.result()))
+            if not future.cancelled():
+                fine, pieces = future.result()
+                if not is_direct or len(pieces) > 1:
+                    self._outbox.put(encode_answer(number, fine, pieces))
 
         options = CallOptions(rank, deadline_s)
-        future = self._calls[number] = self._engine.call_pickled(worker, hosted, method, body, options)
+        pieces = self._call_pieces.take(number, last_piece)
+        future = self._calls[number] = self._engine.call_pickled(worker, hosted, method, pieces, options)
         future.add_done_callback(answered)
-        if is_direct:
-            self._direct_calls.pop(number).put(future)
+        return future
 
     def _on_cancel_call(self, number: int) -> None:
         future = self._calls.get(number)
@@ -467,10 +496,11 @@ class Agent:
             found.receive(number, frame, objects)
 
     @_in_group("call")
-    def call(self, session: str, number: int, frame: bytes, call: int) -> tuple[bool, bytes] | None:
+    def call(self, frame: bytes) -> bytes:
         """See `AgentSession.call`."""
+        session, number, op = decode_direct_call(frame)
         found = self._session_for(session)
-        return None if found is None else found.call(number, frame, call)
+        return NO_DIRECT_ANSWER if found is None else found.call(number, op)
 
     @_in_group("listen")
     def next_messages(self, session: str) -> bytes:
@@ -491,18 +521,11 @@ class Agent:
         return found.running_messages(worker) if found is not None else ()
 
     @_in_group("peer")
-    def on_peer_call(self, session: str, back: Any, *call: Any) -> None:
-        """A call of a worker of another agent; `back`: that agent and its session, for the answer."""
+    def on_peer_message(self, session: str, back: Any, number: int, op: Op) -> None:
+        """A call of a worker of another agent, or the answer to one; `back`: that agent and its session."""
         found = self._sessions.get(session)
         if found is not None:
-            found.peers.on_peer_call(back, *call)
-
-    @_in_group("peer")
-    def on_peer_answer(self, session: str, number: int, fine: bool, body: bytes) -> None:
-        """The answer to a call that a worker of this agent made."""
-        found = self._sessions.get(session)
-        if found is not None:
-            found.peers.on_peer_answer(number, fine, body)
+            found.peers.on_message(back, number, op)
 
     @_in_group("read")
     def close(self, session: str, received: ReceivedOffsets) -> list[LogPiece]:

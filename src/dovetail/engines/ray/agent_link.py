@@ -21,7 +21,14 @@ import ray
 from ray.exceptions import RayError
 
 from dovetail.engines.ray.discovery import NoNodesError, has_same_nodes
-from dovetail.engines.ray.protocol import HEARTBEAT_S, MESSAGE_OVERHEAD_BYTES, SizedOp, decode_frame, encode_frames
+from dovetail.engines.ray.protocol import (
+    HEARTBEAT_S,
+    MESSAGE_OVERHEAD_BYTES,
+    SizedOp,
+    decode_frame,
+    encode_direct_call,
+    encode_frames,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,7 +164,7 @@ class AgentLink:
         reference."""
         self.direct_calls.add(call)
         self.flush()
-        ref = self.handle.call.remote(self._session, self._number, pickle.dumps([op], 5), call)
+        ref = self.handle.call.remote(encode_direct_call(self._session, self._number, op))
         self._number += 1
         return ref
 
@@ -223,9 +230,13 @@ class AgentListener:
         """Put (None, message) into the inbox after the delay."""
         self._scheduled.append((time.monotonic() + delay_s, message))
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Let the thread end after the next answer, without waiting for it."""
         self._closing.set()
         self._woken.set()
+
+    def close(self) -> None:
+        self.stop()
         if self._thread.ident:
             self._thread.join(HEARTBEAT_S * 4)
 

@@ -293,9 +293,10 @@ class AgentPool:
             oldest = next(iter(link.units))
             del link.units[oldest]
             link.send(("forget_unit", oldest))
-        ranks, context = worker.ranks_by_agent[link], worker.command.context
-        op = ("start", worker.number, worker.command.seats, worker.names, ranks, worker.rendezvous, context)
-        link.send(op, MESSAGE_OVERHEAD_BYTES + len(context))
+        ranks, command = worker.ranks_by_agent[link], worker.command
+        more = (command.context, command.rendezvous_seed)
+        op = ("start", worker.number, command.seats, worker.names, ranks, worker.rendezvous, *more)
+        link.send(op, MESSAGE_OVERHEAD_BYTES + len(command.context))
 
     def on_node_lost(self, node: str) -> bool:
         """Drop the agents of a node. True if Ray still lists it: then new agents are started after a delay."""

@@ -10,18 +10,26 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control.commands import StopWorker
 from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
-from dovetail.engines.local.call_body import load_value, pack_portable
+from dovetail.engines.local.call_body import load_portable, pack_portable
 from dovetail.engines.local.protocol import close_descriptors
-from dovetail.engines.ray.protocol import MAX_DIRECT_CALLS, MESSAGE_OVERHEAD_BYTES
+from dovetail.engines.ray.protocol import (
+    MAX_DIRECT_CALLS,
+    MESSAGE_OVERHEAD_BYTES,
+    NO_DIRECT_ANSWER,
+    PieceCollector,
+    decode_direct_answer,
+    earlier_pieces,
+)
 from dovetail.engines.ray.remote_worker import PendingCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
     from threading import RLock
 
     from dovetail.control.engine import CallOptions
     from dovetail.engines.call_future import Body
+    from dovetail.engines.local.protocol import Chunk
     from dovetail.engines.ray.agent_link import AgentLink
     from dovetail.engines.ray.remote_worker import RemoteWorker
 
@@ -43,7 +51,7 @@ class DriverCalls:
         self._lock = lock
         self._wake = wake
         self.wait_for = wait_for
-        self.load, self.drop = load_value, close_descriptors
+        self.load, self.drop = _load_pieces, close_descriptors
         self.completions = CompletionThread()
         self._deadlines = CallDeadlines()
         self._open: dict[int, CallFuture] = {}
@@ -53,8 +61,7 @@ class DriverCalls:
         """Agents of the calls whose answer is the result of a call of Ray. Thread: any."""
         self._answered: deque[int] = deque()
         """Direct calls with a deadline that were answered."""
-        self._pieces: dict[int, list[bytes]] = {}
-        """Parts of large answers that have arrived, by the number of their call."""
+        self._pieces = PieceCollector()
         self._polling_until: float | None = 0.0
         """When the polling thread looks at deadlines again; None: after the next message."""
 
@@ -63,7 +70,7 @@ class DriverCalls:
     ) -> CallFuture:
         """Do not hold the lock. Thread: any."""
         call = CallFuture(self)
-        body = pack_portable((args, named))
+        pieces = pack_portable((args, named))
         deadline = 0.0 if options.deadline_s is None else time.monotonic() + options.deadline_s
         try:
             with self._lock:
@@ -73,7 +80,7 @@ class DriverCalls:
                 self._open[call.number] = call
                 if deadline:
                     self._deadlines.add(call.number, deadline)
-                self._send_or_keep(remote, PendingCall(call.number, options.rank, hosted, method, body, deadline))
+                self._send_or_keep(remote, PendingCall(call.number, options.rank, hosted, method, pieces, deadline))
         except (WorkerLostError, LookupError) as error:
             call.deliver_here(False, error)
             return call
@@ -103,33 +110,37 @@ class DriverCalls:
         if call.number not in self._open:
             return  # its deadline has passed
         link = worker.agent_of(call.rank)
-        is_direct = len(link.direct_calls) < MAX_DIRECT_CALLS and not link.lost_reason
+        *_, last = call.pieces
+        is_direct = len(call.pieces) == 1 and len(link.direct_calls) < MAX_DIRECT_CALLS and not link.lost_reason
         left_s = max(0.0, call.deadline - time.monotonic()) if call.deadline else None
-        op = ("call", call.number, worker.number, call.hosted, call.method, call.body, call.rank, left_s, is_direct)
+        op = ("call", call.number, worker.number, call.hosted, call.method, last, call.rank, left_s, is_direct)
         if is_direct:
             self._direct[call.number] = link
             ref = link.send_direct_call(call.number, op)
             ref.future().add_done_callback(partial(self._on_direct_answer, link, call.number))
-        else:
-            link.send(op, MESSAGE_OVERHEAD_BYTES + len(call.body))
+            return
+        for piece in earlier_pieces("call_piece", call.number, call.pieces):
+            link.send(*piece)
+        link.send(op, MESSAGE_OVERHEAD_BYTES + len(last))
 
-    def _on_direct_answer(self, link: AgentLink, number: int, answer: Future[tuple[bool, bytes] | None]) -> None:
+    def _on_direct_answer(self, link: AgentLink, number: int, answer: Future[bytes]) -> None:
         """Thread: one of Ray's, which must not wait for the engine's lock."""
         link.direct_calls.discard(number)
         self._direct.pop(number, None)
-        is_agent_lost = answer.exception() is not None
-        found = None if is_agent_lost else answer.result()
-        if found is None and not is_agent_lost:
-            return  # cancelled
+        error = answer.exception()
+        if error is None and answer.result() == NO_DIRECT_ANSWER:
+            return
         call = self._open.pop(number, None)
         if call is None:
             return
         if call.deadline_s is not None:
             self._answered.append(number)
-        if found is not None:
-            call.deliver(*found)
+        if error is None:
+            fine, body = decode_direct_answer(answer.result())
+            call.deliver(fine, [body])
         else:
-            call.deliver(False, WorkerLostError(f"worker {call.worker} is gone"))
+            reason = f"the agent of its node did not answer: {type(error).__name__}: {error}"
+            call.deliver(False, WorkerLostError(f"worker {call.worker} is gone: {reason}"))
 
     def withdraw_call(self, call: CallFuture) -> bool:
         """Do not hold the lock. Thread: any."""
@@ -140,7 +151,7 @@ class DriverCalls:
         if self._open.pop(call.number, None) is None:
             return False
         self._deadlines.discard(call.number)
-        self._pieces.pop(call.number, None)
+        self._pieces.drop(call.number)
         remote = self._workers.get(call.worker)
         if remote is None:
             return True
@@ -174,15 +185,14 @@ class DriverCalls:
 
     def on_answer_piece(self, number: int, piece: bytes) -> None:
         if number in self._open:
-            self._pieces.setdefault(number, []).append(piece)
+            self._pieces.add(number, piece)
 
-    def on_answer(self, number: int, fine: bool, body: bytes) -> None:
-        """`body` is empty if the answer came in pieces."""
-        body = body or b"".join(self._pieces.pop(number, ()))
+    def on_answer(self, number: int, fine: bool, last: bytes) -> None:
+        pieces = self._pieces.take(number, last)
         call = self._open.pop(number, None)
         if call is not None:
             self._deadlines.discard(number)
-            self._answers.append((call, fine, body))
+            self._answers.append((call, fine, pieces))
 
     def on_worker_gone(self, worker: RemoteWorker, *, is_closing: bool = False) -> None:
         """A direct call ends by itself unless its agent is lost, too: the worker may have answered it before its
@@ -193,7 +203,7 @@ class DriverCalls:
             if link is not None and not link.lost_reason and not is_closing:
                 continue
             self._deadlines.discard(call.number)
-            self._pieces.pop(call.number, None)
+            self._pieces.drop(call.number)
             if self._open.pop(call.number, None) is not None:
                 self._answers.append((call, False, kind(f"worker {worker.number} is gone")))
 
@@ -202,3 +212,7 @@ class DriverCalls:
         while self._answers:
             call, fine, body = self._answers.popleft()
             call.deliver(fine, body)
+
+
+def _load_pieces(pieces: Sequence[Chunk], _descriptors: Sequence[int]) -> Any:
+    return load_portable(pieces)

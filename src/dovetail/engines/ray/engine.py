@@ -187,7 +187,7 @@ class RayEngine:
         self._inbox.put(None)
         if self._watcher is not None:
             self._watcher.close()
-        self._listener.close()
+        self._listener.stop()
         try:
             with self._lock:  # a thread in `poll` finishes first and sees that it is closed
                 self.logs.write(self.agents.close(CLOSE_TIMEOUT_S, self.logs.received))
@@ -196,6 +196,7 @@ class RayEngine:
                     self.forget(worker)
             self.calls.deliver()
         finally:
+            self._listener.close()  # agents that are closed have answered, so this does not wait for a heartbeat
             if self.reservation is not None:
                 self.reservation.close()
             self.payloads.close()
@@ -282,7 +283,7 @@ class RayEngine:
         if len(links) > 1 and worker.rendezvous is None:
             if not worker.has_asked_port:
                 worker.has_asked_port = True
-                links[0].send(("port", worker.number))
+                links[0].send(("port", worker.number, worker.command.rendezvous_seed))
             return
         del self._waiting[worker.number]
         self._started_amounts = add_amounts(self._started_amounts, sum_seats(worker.command.seats))

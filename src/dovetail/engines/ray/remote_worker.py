@@ -23,7 +23,8 @@ class PendingCall(NamedTuple):
     rank: int
     hosted: str
     method: str
-    body: bytes
+    pieces: list[bytes]
+    """Of its arguments."""
     deadline: float
     """Time of the monotonic clock; 0: none."""
 

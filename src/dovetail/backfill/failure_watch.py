@@ -1,0 +1,95 @@
+"""Whether rows that fail in succession are bad rows, or their worker is broken.
+
+A streak that is longer than bad rows explain (`is_suspicious`) is examined by calling a row again that passed in this
+worker before: if it fails now, the worker is broken. A worker in which no row has passed since it computed a suspect
+row alone, the row before a streak in another worker, was broken by that row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dovetail.streaming.failure_streak import is_suspicious
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIN_STREAK = 3
+
+
+class FailureWatch:
+    """Counts the rows of one worker in the order of their calls. Rows are numbered within one `UdfCaller.run`."""
+
+    __slots__ = (
+        "_batch",
+        "_cleared",
+        "_failed",
+        "_last",
+        "_passed",
+        "_rows",
+        "_streak",
+        "first_failed",
+        "suspect_failed",
+    )
+
+    def __init__(self) -> None:
+        self._rows = 0
+        """Rows before the streak."""
+        self._failed = 0
+        """Of these, rows that failed."""
+        self._streak = 0
+        self._cleared = 0
+        """Length of the longest streak that was the fault of its rows."""
+        self._batch: Any = None
+        self._last = -1
+        """Last row of the current run that failed."""
+        self._passed: tuple[Any, int] | None = None
+        """Batch and row of a call that passed; None: no row has passed in this worker."""
+        self.first_failed = 0
+        """First row of the streak in the current run."""
+        self.suspect_failed = False
+        """Whether a suspect row failed, and no row has passed since."""
+
+    def begin(self, batch: Any) -> None:
+        self._batch, self._last, self.first_failed = batch, -1, 0
+
+    def end(self, rows: int) -> None:
+        """All calls of a run are made."""
+        self._count_passed(rows)
+        if self._passed is not None and self._passed[0] is self._batch:
+            batch, row = self._passed
+            self._passed = batch.take([row]), 0  # a slice would keep the whole batch
+        self._batch = None
+
+    def _count_passed(self, row: int) -> None:
+        """All rows before this one, and after the last failure, passed."""
+        count = row - self._last - 1
+        if count > 0:
+            self._rows += self._streak + count
+            self._failed += self._streak
+            self._streak, self.suspect_failed = 0, False
+            self._passed = self._batch, row - 1
+
+    def is_broken(self, row: int, call: Callable[[Any, int], object]) -> bool:
+        """Count a row that failed. Whether the worker is broken; `call` calls a row of a batch."""
+        self._count_passed(row)
+        self._last = row
+        self._streak += 1
+        if self._streak == 1:
+            self.first_failed = row
+        looks = 1 + (self._rows + self._streak) // MIN_STREAK
+        if self._streak < MIN_STREAK or not is_suspicious(self._streak, self._failed, self._rows, looks, self._cleared):
+            return False
+        if self._fails_again(call):
+            return True
+        self._cleared = self._streak
+        return False
+
+    def _fails_again(self, call: Callable[[Any, int], object]) -> bool:
+        if self._passed is None:
+            return self.suspect_failed
+        try:
+            call(*self._passed)
+        except BaseException:  # user code may raise anything
+            return True
+        return False

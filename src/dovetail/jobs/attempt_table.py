@@ -1,0 +1,84 @@
+"""Attempts that a worker runs, and the outbox of those that have ended."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+from dovetail.jobs.job import Outcome
+from dovetail.jobs.running_attempt import StopReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dovetail.jobs.running_attempt import AttemptKey, RunningAttempt
+    from dovetail.jobs.store import Completion
+    from dovetail.resources.seat import Seat
+
+MAX_COMPLETIONS_PER_EXCHANGE = 500
+"""More of them, collected while the store was away, are sent in several steps."""
+
+
+class AttemptTable:
+    """Shared by the loop, the renewal thread and the runners. Each method is atomic under the GIL."""
+
+    def __init__(self, release: Callable[[Seat | None], None], wake: Callable[[], None]) -> None:
+        """`release`: frees the seat of an attempt. `wake`: ends the wait of the loop."""
+        self.running: dict[AttemptKey, RunningAttempt] = {}
+        self.abandoned: dict[AttemptKey, RunningAttempt] = {}
+        """Completed, although their code still runs, because it cannot be interrupted. They keep their slots."""
+        self.totals: Counter[str] = Counter()
+        """Ended attempts by outcome."""
+        self.ended_here = 0
+        """Attempts that ran in the worker's own process."""
+        self.is_loop_waiting = False
+        self._outbox: deque[Completion] = deque()
+        self._release = release
+        self._wake = wake
+
+    def finish(self, attempt: RunningAttempt, completion: Completion) -> None:
+        """The attempt has ended. Thread: any."""
+        # before the completion is visible, so that the exchange that sends it claims another job
+        self._release(attempt.seat)
+        if self.running.pop(attempt.key, None) is None:
+            self.abandoned.pop(attempt.key, None)
+        elif attempt.stop_reason is not StopReason.LEASE_LOST:
+            self._outbox.append(completion)
+        if attempt.isolation != "process":
+            self.ended_here += 1
+        if self.is_loop_waiting:
+            self.is_loop_waiting = False
+            self._wake()
+
+    def abandon(self, attempt: RunningAttempt) -> None:
+        """Complete an attempt whose code does not end. Thread: any."""
+        if self.running.pop(attempt.key, None) is None:
+            return
+        self.abandoned[attempt.key] = attempt
+        if attempt.stop_reason is not StopReason.LEASE_LOST:
+            self._outbox.append(attempt.stopped())
+        self._wake()
+
+    def refuse(self, completion: Completion) -> None:
+        """Complete a claimed job that was not started."""
+        self._outbox.append(completion)
+
+    @property
+    def has_completions(self) -> bool:
+        return bool(self._outbox)
+
+    def take_completions(self) -> list[Completion]:
+        """Completions for one exchange, oldest first. Thread: loop."""
+        outbox = self._outbox
+        return [outbox.popleft() for _ in range(min(len(outbox), MAX_COMPLETIONS_PER_EXCHANGE))]
+
+    def put_back(self, completions: Sequence[Completion]) -> None:
+        """The exchange has failed: they are sent again with the next one, which may repeat them."""
+        self._outbox.extendleft(reversed(completions))
+
+    def count(self, completions: Sequence[Completion]) -> None:
+        """The store has them. Thread: loop."""
+        totals = self.totals
+        for completion in completions:
+            if completion.outcome is not Outcome.RELEASED:
+                totals[completion.outcome.value] += 1

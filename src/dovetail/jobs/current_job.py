@@ -1,0 +1,109 @@
+"""The job that runs in this context: `dt.current_job()`, its progress and whether it should stop."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from dovetail.documents.fields import is_finite, is_number
+from dovetail.errors import Change, ConfigError, Given, Problem, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextvars import Token
+
+NO_CURRENT_JOB = "DT615"
+MESSAGE_LIMIT_CHARS = 1_000
+
+
+def _ignore(_fraction: float | None, _message: str | None) -> None:
+    """Progress of a job that reports to no worker."""
+
+
+def _never() -> bool:
+    return False
+
+
+class CurrentJob:
+    """A running attempt of a job, as its own code sees it. Thread-safe.
+
+    The runner of the worker makes it, with two callbacks: `report` gets what `progress` was given and must not block;
+    `is_cancelled` answers whether the job should stop.
+    """
+
+    __slots__ = ("_is_cancelled", "_report", "attempt", "id", "queue", "token", "worker")
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - the name of the attribute
+        attempt: int,
+        token: int,
+        queue: str,
+        worker: str,
+        report: Callable[[float | None, str | None], None] = _ignore,
+        is_cancelled: Callable[[], bool] = _never,
+    ) -> None:
+        self.id = id
+        self.attempt = attempt
+        """Number of the attempt, from 1."""
+        self.token = token
+        """Fencing token: larger for each later attempt. A system that refuses writes with a smaller token than the
+        largest it has seen is safe from attempts whose lease expired."""
+        self.queue = queue
+        self.worker = worker
+        self._report = report
+        self._is_cancelled = is_cancelled
+
+    def progress(self, fraction: float | None = None, message: str | None = None) -> None:
+        """Report progress from 0 to 1, and a text. It is shown within a third of a lease; the latest report counts."""
+        if fraction is not None and not (is_number(fraction) and is_finite(fraction) and 0 <= fraction <= 1):
+            text = Text(Given("progress", fraction), " is not a number from 0 to 1")
+            raise ConfigError(Problem("DT602", text, fixes=(Change({"progress": 0.5}),)))
+        self._report(
+            None if fraction is None else float(fraction),
+            None if message is None else str(message)[:MESSAGE_LIMIT_CHARS],
+        )
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the job should stop: a user cancelled it, or its lease was lost.
+
+        A job in a process that has looked at it gets no SIGTERM before `--kill-grace` is over."""
+        return self._is_cancelled()
+
+    def __repr__(self) -> str:
+        return f"<current job {self.id}, attempt {self.attempt}, worker {self.worker}>"
+
+
+_CURRENT: ContextVar[CurrentJob | None] = ContextVar("dovetail_current_job", default=None)
+
+
+def current_job() -> CurrentJob:
+    """The job that runs in this context. ConfigError outside of a job, and in threads that a job has started.
+
+    A thread that a job starts gets it as an argument, or runs in a copy of the context:
+    `contextvars.copy_context().run(function)`.
+    """
+    job = _CURRENT.get()
+    if job is None:
+        fixes = (
+            "call it in a function that a worker runs",
+            "in a thread of a job: pass the object that dt.current_job() returned to the thread",
+        )
+        raise ConfigError(Problem(NO_CURRENT_JOB, "dt.current_job() was called outside of a job", fixes=fixes))
+    return job
+
+
+class running_job:  # noqa: N801 - used as a function; a generator costs several times as much
+    """Make a job the current one of this context, while its function runs."""
+
+    __slots__ = ("_job", "_mark")
+
+    def __init__(self, job: CurrentJob) -> None:
+        self._job = job
+
+    def __enter__(self) -> None:
+        self._mark: Token[CurrentJob | None] = _CURRENT.set(self._job)
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._mark)

@@ -1,0 +1,231 @@
+"""Jobs as data: the specification, states, attempts, leases and records of jobs.
+
+Times are whole milliseconds of the store's clock, which counts like Unix time. Amounts are integers (`Shape`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from dovetail.resources.shape import Shape, ShapeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_QUEUE = "default"
+PRIORITY_NAMES = {"high": 10, "normal": 0, "low": -10}
+PRIORITY_LIMIT = 1_000_000
+RETRIES_LIMIT = 100
+DEFAULT_LEASE_MS = 15_000
+NO_RESOURCES = Shape(ShapeKind.CPU_ONLY)
+"""Shape of a job that declares no resources: it takes one slot of its worker and nothing else."""
+
+
+class JobState(StrEnum):
+    """States of a job; `state_machine.LEGAL_MOVES` has the moves between them."""
+
+    SCHEDULED = "scheduled"
+    """Waits for a time: its `at` or `delay`, or the backoff before a retry."""
+    BLOCKED = "blocked"
+    """Waits for other jobs to succeed."""
+    READY = "ready"
+    """Can be claimed."""
+    LEASED = "leased"
+    """A worker runs it, and renews its lease."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """Ended by an error that is not retried."""
+    CANCELLED = "cancelled"
+    """Cancelled by a user, or because a job that it waited for did not succeed."""
+    DEAD = "dead"
+    """Dead letter: all retries are used up. Kept with its attempts, until it is requeued or purged."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self in FINISHED
+
+
+FINISHED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD})
+REQUEUEABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.DEAD})
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    ERROR = "error"
+    """The function raised an exception, or could not be called."""
+    TIMEOUT = "timeout"
+    LOST = "lost"
+    """The lease expired, or the process of the job died."""
+    OUT_OF_MEMORY = "out_of_memory"
+    PREEMPTED = "preempted"
+    """Ended to make room for a job of higher priority, or because its worker was stopped. Never counted against the
+    retries."""
+    CANCELLED = "cancelled"
+    """Ended because its cancellation was requested."""
+    RELEASED = "released"
+    """Given back before it began. Not recorded, and not charged as an attempt."""
+
+
+class DependencyPolicy(StrEnum):
+    """What happens to a job when a job that it waits for ends without success."""
+
+    CANCEL = "cancel"
+    """It is cancelled, and the jobs that wait for it are treated in the same way."""
+    BLOCK = "block"
+    """It stays blocked, until the other job is requeued and succeeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a job is run again, by the outcome of the attempt, and the delay before it.
+
+    The delay before the nth retry for one outcome is `jitter x min(max_backoff_ms, backoff_ms x 2^(n-1))`, with a
+    random number 0 <= jitter < 1 (full jitter). After an expired lease there is no delay.
+    """
+
+    error: int = 3
+    timeout: int = 1
+    lost: int = 3
+    out_of_memory: int = 2
+    backoff_ms: int = 2_000
+    max_backoff_ms: int = 600_000
+
+    def limit(self, outcome: Outcome) -> int:
+        match outcome:
+            case Outcome.ERROR:
+                return self.error
+            case Outcome.TIMEOUT:
+                return self.timeout
+            case Outcome.LOST:
+                return self.lost
+            case Outcome.OUT_OF_MEMORY:
+                return self.out_of_memory
+            case _:
+                raise ValueError(f"{outcome} is never retried by count")
+
+
+NORMAL_RETRIES = Retries()
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job as submitted. It never changes; what happens to it is in its `JobRecord`.
+
+    Stores interpret `id`, `queue`, `priority`, `shape`, `retries`, `key`, `after`, `if_dependency_fails`, `at_ms` and
+    `delay_ms`; they keep everything else for the worker and for people.
+    """
+
+    id: str
+    """Made by the submitter (`job_id.new_job_id`), so that repeating a submission whose answer was lost is harmless.
+    Ids sort by time: of two jobs with the same order key the smaller id is claimed first."""
+    function: str
+    """"pkg.module:name", or "/path/script.py:name"."""
+    payload: bytes = b""
+    """Encoded arguments, or where they are kept (`encoding`)."""
+    encoding: str = "json"
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    """Higher is more urgent. One step is worth 60 s of waiting."""
+    shape: Shape = NO_RESOURCES
+    retries: Retries = NORMAL_RETRIES
+    key: str | None = None
+    """Idempotency key: while the store keeps a job with this key, another submission of it returns that job."""
+    after: tuple[str, ...] = ()
+    """Ids of jobs that must have succeeded before this one may start."""
+    if_dependency_fails: DependencyPolicy = DependencyPolicy.CANCEL
+    at_ms: int | None = None
+    """Not before this time."""
+    delay_ms: int = 0
+    """Not before this long after its submission."""
+    timeout_ms: int | None = None
+    """Limit of one attempt, kept by the worker."""
+    isolation: str | None = None
+    """"process", "thread" or "async"; None: the worker's default for such a job."""
+    schedule: str | None = None
+    """Name of the schedule that submitted it."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Plain JSON data that only workers interpret."""
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+class Lease(NamedTuple):
+    """The right of one attempt to complete its job."""
+
+    job_id: str
+    token: int
+    """Fencing token: 1 for the first claim of the job and larger for each later one. A renewal or completion with any
+    other token than the newest one is refused."""
+    attempt: int
+    """Number of the attempt, from 1; a claim that was given back is not counted."""
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that has ended."""
+
+    number: int
+    token: int
+    worker: str
+    started_ms: int
+    ended_ms: int
+    outcome: Outcome
+    error: str = ""
+    """One line, such as "ValueError: no such model"."""
+    traceback: str = ""
+    exit_code: int | None = None
+    cpu_ms: int | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job and what has happened to it."""
+
+    spec: JobSpec
+    state: JobState
+    shape: Shape
+    """What the next attempt needs: that of the specification, or more after it ran out of memory."""
+    submitted_ms: int
+    enqueued_ms: int
+    """When it could first run: the start of its waiting time. Kept over retries; a requeue sets it to its own time."""
+    due_ms: int | None = None
+    """Scheduled: when it becomes ready. Leased: when the lease expires. Otherwise None."""
+    token: int = 0
+    """The newest fencing token; 0 before the first claim."""
+    attempt: int = 0
+    """Number of attempts that were charged, the running one included."""
+    counted_after: int = 0
+    """Attempts up to this number do not count against the retries: they ended before a requeue."""
+    worker: str | None = None
+    started_ms: int | None = None
+    """Start of the running attempt."""
+    attempts: tuple[Attempt, ...] = ()
+    """Attempts that have ended, oldest first."""
+    unmet: tuple[str, ...] = ()
+    """Jobs that have not succeeded yet, of those in `spec.after`."""
+    cancel_requested: bool = False
+    progress: float | None = None
+    message: str = ""
+    """Text of the latest progress report."""
+    result: bytes | None = None
+    result_encoding: str = ""
+    error: str = ""
+    """Why it failed, died or was cancelled."""
+    finished_ms: int | None = None
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def lease(self) -> Lease | None:
+        if self.state is not JobState.LEASED or self.due_ms is None:
+            return None
+        return Lease(self.spec.id, self.token, self.attempt, self.due_ms)

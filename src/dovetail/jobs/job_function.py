@@ -1,0 +1,385 @@
+"""Functions that can be jobs: `@dt.job`, their references, and the application of a worker, which lists what may run.
+
+A reference is "pkg.module:name", or "/path/script.py:name" for a function of a script. A worker never imports what a
+job names: it looks the reference up among the functions that are declared with `@dt.job` in the modules of its
+application.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import re
+import sys
+import traceback
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from dovetail.errors import UNSET, ConfigError, JobRefusedError, Problem, did_you_mean, nearest_word, short_repr
+from dovetail.jobs.submit_options import JobOptions, checked_job_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import ModuleType
+
+    from dovetail.jobs.job import Retries
+    from dovetail.jobs.job_handle import Job
+    from dovetail.resources.resources import Resources
+
+NOT_A_FUNCTION = "DT603"
+REFUSED = "DT608"
+BAD_APPLICATION = "DT609"
+SCRIPT_MODULE_PREFIX = "dovetail_script_"
+REFERENCE_PATTERN = r"^(/.+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):[^\W\d]\w*$"
+REFERENCE_LIMIT_CHARS = 1_000
+SUBMIT_ELSEWHERE = frozenset(
+    {"delay", "apply_async", "send", "send_with_options", "enqueue", "schedule", "kiq", "s", "si"}
+)
+"""Methods of the tasks of Celery, dramatiq, huey, RQ and taskiq that submit."""
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True, eq=False)
+class JobFunction:
+    """A function that may run as a job, with the defaults of its options. Calling it calls the function."""
+
+    function: Callable[..., Any]
+    reference: str
+    """"pkg.module:name" or "/path/script.py:name"; "" if a worker could not find it."""
+    defaults: JobOptions = field(default_factory=JobOptions)
+
+    def __post_init__(self) -> None:
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(self.function, name):
+                object.__setattr__(self, name, getattr(self.function, name))
+        object.__setattr__(self, "__wrapped__", self.function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    if not TYPE_CHECKING:  # else every attribute would exist for type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            """Explain names of other queues; called only for names that do not exist."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in SUBMIT_ELSEWHERE:
+                own = self.function.__name__
+                message += f": submit a job by {own}.submit(...) or queue.submit({own}, ...)"
+            raise AttributeError(message, name=name, obj=self)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Job:
+        """Submit a job to the current queue: that of `with dt.Queue(url):`, or of the variable DOVETAIL_QUEUE.
+
+        Takes the options of `Queue.submit`.
+        """
+        from dovetail.jobs.queue import current_queue
+
+        job: Job = current_queue().submit(self, *args, **kwargs)
+        return job
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    def __repr__(self) -> str:
+        return f"<job function {self.reference or self.function.__qualname__}>"
+
+    def __reduce__(self) -> str:
+        """Pickle by its name in its module."""
+        return self.function.__qualname__
+
+
+@overload
+def job(function: Callable[..., Any], /) -> JobFunction: ...
+@overload
+def job(
+    *,
+    resources: Resources | Mapping[str, Any] | None = ...,
+    timeout: str | float | None = ...,
+    retries: int | Retries | Mapping[str, Any] | None = ...,
+    queue: str | None = ...,
+    priority: str | int | None = ...,
+    isolation: str | None = ...,
+) -> Callable[[Callable[..., Any]], JobFunction]: ...
+
+
+def job(
+    function: Any = UNSET,
+    /,
+    *,
+    resources: Any = None,
+    timeout: Any = None,
+    retries: Any = None,
+    queue: Any = None,
+    priority: Any = None,
+    isolation: Any = None,
+) -> Any:
+    """Declare a function that workers may run: `@dt.job`, `@dt.job(resources=dt.Resources(gpus=1), timeout="1h")`.
+
+    The options are defaults for its jobs; `submit` overrides them. `isolation`: "process", "thread" or "async".
+    """
+    options = checked_job_options(JobOptions(resources, queue, priority, timeout, retries, isolation))
+    if function is UNSET:
+        return functools.partial(_declared, options)
+    return _declared(options, function)
+
+
+def _declared(options: JobOptions, function: Any) -> JobFunction:
+    if isinstance(function, JobFunction):
+        raise ConfigError(
+            Problem(NOT_A_FUNCTION, f"{function!r} is declared twice", fixes=("remove one @dt.job above it",))
+        )
+    if not inspect.isfunction(function):
+        message = f"@dt.job: {short_repr(function)} is not a function"
+        raise ConfigError(Problem(NOT_A_FUNCTION, message, fixes=("write @dt.job above a def",)))
+    found = _reference(function)
+    return JobFunction(function, "" if isinstance(found, Problem) else found, options)
+
+
+# --- references
+
+
+def reference_of(function: object) -> str:
+    """The reference of a function; ConfigError with the fix if a worker could not find it by its name."""
+    if isinstance(function, JobFunction):
+        if function.reference:
+            return function.reference
+        alias = _alias(function)
+        found: str | Problem = alias or _reference(function.function)
+    else:
+        found = _reference(function)
+    if isinstance(found, Problem):
+        raise ConfigError(found)
+    return found
+
+
+def _reference(function: Any) -> str | Problem:
+    if not inspect.isfunction(function):
+        return _not_a_function(function)
+    name = function.__qualname__
+    if function.__name__ == "<lambda>":
+        fixes = ("write a def with @dt.job at the top level of a module, and submit its name",)
+        return Problem(NOT_A_FUNCTION, "a lambda has no name by which a worker could find it", fixes=fixes)
+    if "<locals>" in name:
+        message = f"{name.rpartition('.')[2]} is defined inside of {name.partition('.')[0]}: a worker cannot find it"
+        fixes = (f"move def {function.__name__} to the top level of its module, with @dt.job above it",)
+        return Problem(NOT_A_FUNCTION, message, fixes=fixes)
+    if "." in name:
+        message = f"{name} is a method: a worker has no object to call it on"
+        fixes = ("write a function with @dt.job that makes the object and calls its method",)
+        return Problem(NOT_A_FUNCTION, message, fixes=fixes)
+    place = _module_reference(function.__module__)
+    if place is None:
+        message = f"{name} is defined in an interactive session: a worker cannot find it"
+        fixes = (f"put def {name} into a file such as tasks.py, and submit tasks.{name}",)
+        return Problem(NOT_A_FUNCTION, message, fixes=fixes)
+    return f"{place}:{name}"
+
+
+def _not_a_function(function: object) -> Problem:
+    what = f"{short_repr(function)} is not a function"
+    if inspect.isbuiltin(function) or inspect.ismethoddescriptor(function):
+        what = f"{short_repr(function)} is written in C: a worker runs functions that are declared with @dt.job"
+    elif inspect.ismethod(function):
+        what = f"{function.__qualname__} is a method: a worker has no object to call it on"
+    elif isinstance(function, functools.partial):
+        what = "a functools.partial has no name by which a worker could find it"
+        return Problem(NOT_A_FUNCTION, what, fixes=("submit the function, and its arguments as arguments of submit",))
+    elif isinstance(function, type):
+        what = f"{function.__qualname__} is a class: a worker runs functions"
+    fixes = ("write a function with @dt.job at the top level of a module that calls it, and submit that",)
+    return Problem(NOT_A_FUNCTION, what, fixes=fixes)
+
+
+def _module_reference(module_name: str) -> str | None:
+    """The part of a reference before the colon; None for a module without a file."""
+    module = sys.modules.get(module_name)
+    if module_name != "__main__" and not module_name.startswith(SCRIPT_MODULE_PREFIX):
+        return module_name
+    spec = getattr(module, "__spec__", None)
+    if module_name == "__main__" and spec is not None and spec.name:
+        return str(spec.name)  # python -m pkg.module
+    path = getattr(module, "__file__", None)
+    return script_path(path) if path and os.path.isfile(path) else None  # noqa: PTH113
+
+
+def script_path(path: str | os.PathLike[str]) -> str:
+    """The path of a script as it is in references."""
+    return os.path.realpath(path)
+
+
+def _alias(function: JobFunction) -> str:
+    """Reference of an object that its module has under another name than the function's own."""
+    module = sys.modules.get(function.function.__module__)
+    names = [name for name, value in list(vars(module).items()) if value is function] if module else []
+    place = _module_reference(function.function.__module__)
+    return f"{place}:{names[0]}" if names and place else ""
+
+
+def declared_function(reference: str) -> JobFunction | None:
+    """The function with this reference if its module is imported already; a reference imports nothing."""
+    place, _, name = reference.rpartition(":")
+    module = sys.modules.get(place)
+    if module is None and place.endswith(".py"):
+        main = sys.modules.get("__main__")
+        module = main if main is not None and _module_reference("__main__") == place else None
+    found = getattr(module, name, None)
+    return found if isinstance(found, JobFunction) else None
+
+
+# --- the application of a worker
+
+
+@dataclass(frozen=True)
+class Application:
+    """The functions that a worker may run: those declared with `@dt.job` in its modules."""
+
+    modules: tuple[str, ...] = ()
+    """As given: "pkg.module" or "path/script.py"."""
+    functions: Mapping[str, JobFunction] = field(default_factory=dict)
+    """By reference."""
+    _aliases: Mapping[str, JobFunction] = field(default_factory=dict, repr=False)
+    """The functions of modules by file and name, for jobs that a script submitted which is also a module."""
+
+    @classmethod
+    def load(cls, modules: Sequence[str]) -> Application:
+        """Import modules and scripts; ConfigError with everything that is wrong."""
+        if isinstance(modules, str):
+            modules = [modules]
+        problems: list[Problem] = []
+        functions: dict[str, JobFunction] = {}
+        aliases: dict[str, JobFunction] = {}
+        if not modules:
+            message = "no module of functions is given: this worker could run nothing"
+            problems.append(Problem(BAD_APPLICATION, message, fixes=("--app pkg.module", "--app path/script.py")))
+        for written in modules:
+            module = _load(written)
+            if isinstance(module, Problem):
+                problems.append(module)
+                continue
+            found = _functions_of(module)
+            if not found:
+                problems.append(_no_functions(written, module))
+            functions |= {one.reference: one for one in found}
+            path = getattr(module, "__file__", None)
+            if path:
+                aliases |= {f"{script_path(path)}:{one.reference.rpartition(':')[2]}": one for one in found}
+        if problems:
+            raise ConfigError(problems)
+        return cls(tuple(map(str, modules)), functions, aliases)
+
+    def find(self, reference: str) -> JobFunction:
+        """The function of a job. JobRefusedError if it is not in the application; nothing is ever imported."""
+        found = self.functions.get(reference) or self._aliases.get(reference)
+        if found is None:
+            raise JobRefusedError(self._refusal(reference))
+        return found
+
+    def _refusal(self, reference: str) -> Problem:
+        place, _, name = reference.rpartition(":")
+        known = sorted(self.functions)
+        listed = ", ".join(known[:10]) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
+        evidence = (f"modules: {', '.join(self.modules) or 'none'}", f"functions: {listed or 'none'}")
+        same_place = [one.rpartition(":")[2] for one in known if one.rpartition(":")[0] == place]
+        near = nearest_word(name, same_place)
+        message = f"this worker does not run {short_repr(reference)}"
+        if place in self.modules or same_place:
+            message += f": {place} declares no job function {name!r}{did_you_mean(name, same_place)}"
+            fixes = (f"submit {place}:{near}",) if near else (f"write @dt.job above def {name} in {place}",)
+        else:
+            message += ": its module is not in the application"
+            fixes = (f"add --app {place} to the worker, if the function may run there",)
+            if not re.match(REFERENCE_PATTERN, reference):
+                fixes = ('submit "pkg.module:name"',)
+        return Problem(REFUSED, message, evidence, fixes)
+
+
+def _functions_of(module: ModuleType) -> list[JobFunction]:
+    """Functions that the module declares; those that it imports from other modules belong to these."""
+    place = _module_reference(module.__name__)
+    found = []
+    for name, value in list(vars(module).items()):
+        if isinstance(value, JobFunction) and value.function.__module__ == module.__name__:
+            reference = f"{place}:{name}"
+            found.append(value if value.reference == reference else replace(value, reference=reference))
+    return found
+
+
+def _load(written: str) -> ModuleType | Problem:
+    text = str(written)
+    if text.endswith(".py") or "/" in text:
+        return _load_script(text)
+    if not _MODULE.fullmatch(text):
+        message = f"{short_repr(text)} is not the name of a module or the path of a script"
+        module = text.partition(":")[0]
+        fixes = (f"--app {module}",) if _MODULE.fullmatch(module) else ("--app pkg.module", "--app path/script.py")
+        return Problem(BAD_APPLICATION, message, fixes=fixes)
+    _add_to_path(Path.cwd())
+    try:
+        return importlib.import_module(text)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (text == error.name or text.startswith(f"{error.name}.")):
+            return _import_failed(text, error)
+        evidence = (f"searched in {Path.cwd()} and on sys.path",)
+        fixes = ("start the worker in the folder that has the package, or install the package",)
+        if Path(text.replace(".", "/") + ".py").exists() or Path(f"{text.removesuffix('.py')}.py").exists():
+            fixes = (f"--app {text}.py", *fixes)
+        return Problem(BAD_APPLICATION, f"no module named {error.name!r}", evidence, fixes)
+    except (Exception, SystemExit) as error:
+        return _import_failed(text, error)
+
+
+def _load_script(text: str) -> ModuleType | Problem:
+    path = Path(script_path(os.path.expanduser(text)))  # noqa: PTH111
+    if not path.is_file():
+        nearby = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        message = f"{text}: no such file{did_you_mean(path.name, nearby)}"
+        return Problem(
+            BAD_APPLICATION, message, fixes=(f"--app {nearest_word(path.name, nearby) or 'path/script.py'}",)
+        )
+    name = f"{SCRIPT_MODULE_PREFIX}{path.stem}_{blake2b(os.fsencode(path), digest_size=6).hexdigest()}"
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        return loaded
+    _add_to_path(path.parent)
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        return Problem(BAD_APPLICATION, f"{text} is not a Python file", fixes=("--app path/script.py",))
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        return _import_failed(text, error)
+    return module
+
+
+def _add_to_path(folder: Path) -> None:
+    """Make the modules of a folder importable, as for a script in it."""
+    if str(folder) not in sys.path and not ("" in sys.path and folder == Path.cwd()):
+        sys.path.insert(0, str(folder))
+
+
+def _import_failed(written: str, error: BaseException) -> Problem:
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((one for one in reversed(frames) if "importlib" not in one.filename), None)
+    evidence = (f"{last.filename}:{last.lineno}: {last.line}",) if last is not None else ()
+    reason = str(error)
+    if isinstance(error, SyntaxError):  # its place is not among the frames
+        evidence = (f"{error.filename}:{error.lineno}: {(error.text or '').strip()}",)
+        reason = error.msg
+    message = f"{written} cannot be imported: {type(error).__name__}: {reason}"
+    return Problem(BAD_APPLICATION, message, evidence, fixes=("correct the error in the module",))
+
+
+def _no_functions(written: str, module: ModuleType) -> Problem:
+    others = sorted({value.function.__module__ for value in vars(module).values() if isinstance(value, JobFunction)})
+    plain = [name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")]
+    evidence = tuple(f"it imports job functions from {other}" for other in others)
+    fixes = tuple(f"--app {other}" for other in others) or (f"write @dt.job above def {(plain or ['train'])[0]}",)
+    return Problem(BAD_APPLICATION, f"{written} declares no job function", evidence, fixes)

@@ -1,0 +1,45 @@
+"""Ids of jobs: 20 characters that sort by the time at which they were made."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Crockford's base 32, in lower case: no letters that look like digits."""
+TIME_DIGITS = 9
+COUNTER_DIGITS = 4
+RANDOM_DIGITS = 7
+_COUNTER_LIMIT = 32**COUNTER_DIGITS
+
+
+def _base32(number: int, digits: int) -> str:
+    text = ""
+    for _ in range(digits):
+        number, digit = divmod(number, 32)
+        text = _DIGITS[digit] + text
+    return text
+
+
+class JobIds:
+    """Ids that increase within this process, also if the clock is set back, and differ between processes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latest = 0
+        self._process = 0
+        self._random = ""
+
+    def new(self) -> str:
+        with self._lock:
+            if self._process != os.getpid():  # a fork must not repeat the ids of its parent
+                self._process = os.getpid()
+                self._random = _base32(secrets.randbits(5 * RANDOM_DIGITS), RANDOM_DIGITS)
+            now = time.time_ns() // 1_000_000 * _COUNTER_LIMIT
+            self._latest = latest = max(now, self._latest + 1)
+            return _base32(latest, TIME_DIGITS + COUNTER_DIGITS) + self._random
+
+
+new_job_id = JobIds().new

@@ -1,0 +1,153 @@
+"""Output of jobs that run in processes: one file per attempt, among the files of the queue (`payload_files.log_name`).
+
+If the queue keeps its files in a folder, the process writes there. Files behind a URL are uploaded when the attempt has
+ended. For a queue without files, the output stays in a folder of the worker's machine, limited in size and age.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.errors import DovetailError
+from dovetail.jobs.payload_files import LocalFiles, log_name
+from dovetail.machine.private_files import FILE_MODE, make_private_folder, open_private
+from dovetail.observe.run_folder import home_folder
+from dovetail.resources.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dovetail.jobs.payload_files import PayloadFiles
+
+LOG_LIMIT_BYTES = 8 << 20
+"""Limit of one file. Its first half and its newest lines are kept."""
+FOLDER_LIMIT_BYTES = 1 << 30
+FOLDER_LIMIT_S = 14 * 86_400.0
+
+
+def default_log_folder() -> Path:
+    """Folder of all workers of this user on this machine."""
+    return home_folder() / "jobs" / "logs"
+
+
+class JobLog:
+    """The file of one attempt. It gets its name when something has been written."""
+
+    __slots__ = ("_is_named", "fd", "name")
+
+    def __init__(self, fd: int, name: str, *, is_named: bool) -> None:
+        self.fd = fd
+        self.name = name
+        self._is_named = is_named
+
+    def publish(self, path: Path) -> bool:
+        """Whether there is output; then the file has its name."""
+        if not os.fstat(self.fd).st_size:
+            return False
+        if not self._is_named:
+            make_private_folder(path.parent)
+            # follows the link in /proc only if a folder is given, which has no meaning for an absolute path
+            os.link(f"/proc/self/fd/{self.fd}", path, src_dir_fd=self.fd, follow_symlinks=True)
+            self._is_named = True
+        return True
+
+
+class JobLogs:
+    """The log files of a worker. Thread: one at a time."""
+
+    def __init__(
+        self, files: PayloadFiles | None, folder: str | os.PathLike[str] | None, limit_bytes: int = LOG_LIMIT_BYTES
+    ) -> None:
+        """`folder`: where the processes write; None: the folder of the queue's files, or that of this machine."""
+        self._local = (
+            files if isinstance(files, LocalFiles) and folder is None else LocalFiles(folder or default_log_folder())
+        )
+        self._remote = None if self._local is files else files
+        """Where the output is copied at the end of an attempt."""
+        self._is_of_queue = self._local is files
+        self._limit_bytes = limit_bytes
+        self._has_folder = False
+
+    @property
+    def folder(self) -> str:
+        return self._local.location
+
+    def open(self, job_id: str, attempt: int) -> JobLog:
+        """A file to append to; /dev/null if the folder cannot be written."""
+        name = log_name(job_id, attempt)
+        try:
+            if not self._has_folder:
+                make_private_folder(self._local.location)
+                self._has_folder = True
+            try:
+                flags = os.O_TMPFILE | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+                return JobLog(os.open(self._local.location, flags, FILE_MODE), name, is_named=False)
+            except OSError:  # a file system without files that have no name
+                path = self._local.path_of(name)
+                make_private_folder(path.parent)
+                return JobLog(open_private(path, os.O_RDWR | os.O_APPEND), name, is_named=True)
+        except OSError:
+            return JobLog(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), name, is_named=True)
+
+    def check(self, log: JobLog) -> None:
+        """Make new output visible, and shorten a file that is too large."""
+        with contextlib.suppress(OSError):
+            if log.publish(self._local.path_of(log.name)):
+                _shorten(log.fd, self._limit_bytes)
+
+    def close(self, log: JobLog) -> None:
+        """After the end of the attempt."""
+        try:
+            self.check(log)
+            if self._remote is not None and os.fstat(log.fd).st_size:
+                with contextlib.suppress(DovetailError, OSError):  # the result counts without its output
+                    self._remote.put(log.name, os.pread(log.fd, 2 * self._limit_bytes, 0))
+        finally:
+            os.close(log.fd)
+
+    def read(self, job_id: str, attempt: int) -> str:
+        """Output of an attempt that ran on this machine; "" if it printed nothing."""
+        try:
+            return self._local.path_of(log_name(job_id, attempt)).read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def clean(self, max_bytes: int = FOLDER_LIMIT_BYTES, max_age_s: float = FOLDER_LIMIT_S) -> int:
+        """Remove the oldest files beyond the limits of a folder that belongs to no queue; returns how many. Files of a
+        queue are removed with their jobs."""
+        if self._is_of_queue:
+            return 0
+        oldest = time.time() - max_age_s
+        total = removed = 0
+        for changed, size, path in sorted(self._files(), reverse=True):
+            total += size
+            if total > max_bytes or changed < oldest:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    removed += 1
+                    path.parent.rmdir()
+        return removed
+
+    def _files(self) -> Iterator[tuple[float, int, Path]]:
+        for path in Path(self._local.location).glob("*/*/*.log"):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                yield found.st_mtime, found.st_size, path
+
+
+def _shorten(fd: int, limit_bytes: int) -> None:
+    """Keep the first half, a mark, and the last quarter of a file that is too large. What is written meanwhile may be
+    lost."""
+    size = os.fstat(fd).st_size
+    if size <= limit_bytes:
+        return
+    head, tail = limit_bytes // 2, limit_bytes // 4
+    newest = os.pread(fd, tail, size - tail)
+    newest = newest[newest.find(b"\n") + 1 :]
+    os.ftruncate(fd, head)
+    os.write(fd, f"\n[dovetail: {format_size(size - head - len(newest))} of output left out]\n".encode())
+    os.write(fd, newest)

@@ -1,0 +1,79 @@
+"""The table port: indexed rows of jobs, workers and schedules, on which `Transaction` decides.
+
+A store that runs its steps in Python (memory, SQLite) implements this port and gets its behaviour from `Transaction`.
+The Redis store implements the steps themselves, in Lua.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dovetail.jobs.job import JobRecord
+    from dovetail.jobs.store import JobFilter, Schedule, WorkerInfo
+
+
+class Bucket(Protocol):
+    """Ready jobs of one queue and shape, in order."""
+
+    def peek(self) -> JobRecord | None:
+        """The first job; None if there is none left."""
+
+    def pop(self) -> None:
+        """Remove the first job from the bucket: it has been claimed."""
+
+
+class JobTable(Protocol):
+    """Rows of one store, inside one atomic step."""
+
+    def prefetch(self, ids: Iterable[str]) -> None:
+        """Announce jobs that `get` will ask for."""
+
+    def get(self, job_id: str) -> JobRecord | None: ...
+
+    def put(self, record: JobRecord) -> None:
+        """Insert or replace a job, in all indexes."""
+
+    def delete(self, record: JobRecord) -> None: ...
+
+    def id_of_key(self, key: str) -> str | None: ...
+
+    def dependants(self, job_id: str) -> list[JobRecord]:
+        """Blocked jobs whose `unmet` has this job, by id."""
+
+    def due(self, now_ms: int, limit: int) -> list[JobRecord]:
+        """Scheduled and leased jobs with `due_ms <= now_ms`, by (due_ms, id)."""
+
+    def next_due_ms(self) -> int | None:
+        """The smallest `due_ms` of all jobs."""
+
+    def buckets(self, queues: Sequence[str], limit: int) -> list[Bucket]:
+        """Buckets of these queues that are not empty. At most `limit` jobs will be taken from them."""
+
+    def finished(self, chosen: JobFilter) -> Iterator[tuple[str, int]]:
+        """Finished jobs that the filter accepts, by (finished_ms, id): id, and bytes of payload and result."""
+
+    def finished_bytes(self, chosen: JobFilter) -> int:
+        """Bytes of payloads and results of finished jobs that the filter accepts."""
+
+    def paused_queues(self) -> frozenset[str]: ...
+
+    def set_paused(self, queue: str, paused: bool) -> None: ...
+
+    def workers(self) -> list[WorkerInfo]: ...
+
+    def put_worker(self, worker: WorkerInfo) -> None: ...
+
+    def delete_worker(self, worker: str) -> None: ...
+
+    def heartbeat(self, worker: str, now_ms: int) -> bool:
+        """Set the heartbeat of a worker; False if it is not registered."""
+
+    def schedules(self) -> list[Schedule]:
+        """By name."""
+
+    def put_schedule(self, schedule: Schedule) -> None: ...
+
+    def delete_schedule(self, name: str) -> None: ...

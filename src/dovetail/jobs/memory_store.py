@@ -1,0 +1,391 @@
+"""Job store in the memory of one process: the reference implementation of the store port."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, TypeVar
+
+from dovetail.jobs.admission import Admission
+from dovetail.jobs.job import JobState
+from dovetail.jobs.ordering import order_of
+from dovetail.jobs.store import (
+    Exchange,
+    JobFilter,
+    Page,
+    Purged,
+    QueueStats,
+    Receipt,
+    Reply,
+    Schedule,
+    WorkerInfo,
+    is_accepted,
+    purgeable_states,
+)
+from dovetail.jobs.transaction import Effects, Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from dovetail.jobs.job import JobRecord, JobSpec
+    from dovetail.jobs.job_table import Bucket
+    from dovetail.resources.shape import Shape
+
+T = TypeVar("T")
+
+
+def unix_clock() -> Callable[[], int]:
+    """A clock that counts like Unix time from now on, and that no change of the system's clock moves."""
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (time.monotonic_ns() + offset_ns) // 1_000_000
+
+
+class MemoryStore:
+    """Jobs of one process. They end with it."""
+
+    def __init__(self, clock_ms: Callable[[], int] | None = None) -> None:
+        self._clock_ms = clock_ms or unix_clock()
+        self._lock = threading.RLock()
+        self._finished = threading.Condition(self._lock)
+        self._table = MemoryTable()
+        self._admission = Admission()
+        self._signals: dict[str, threading.Event] = {}
+        self._closed = False
+
+    # --- jobs
+
+    def submit(self, specs: Sequence[JobSpec]) -> list[Receipt]:
+        return self._step(lambda step: step.submit(specs))
+
+    def cancel(self, ids: Sequence[str], reason: str = "") -> list[JobState | None]:
+        return self._step(lambda step: step.cancel(ids, reason))
+
+    def requeue(self, ids: Sequence[str]) -> list[JobState | None]:
+        return self._step(lambda step: step.requeue(ids))
+
+    def purge(self, chosen: JobFilter, limit: int = 10_000, keep_bytes: int | None = None) -> Purged:
+        return self._step(lambda step: step.purge(chosen, limit, keep_bytes))
+
+    def get(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        with self._lock:
+            return [self._table.get(job_id) for job_id in ids]
+
+    def find(self, chosen: JobFilter, limit: int = 100, before: str | None = None) -> Page:
+        with self._lock:
+            found = [record for record in self._table.records() if is_accepted(chosen, record)]
+        found = sorted((record for record in found if before is None or record.id < before), key=_id, reverse=True)
+        jobs = [without_contents(record) for record in found[:limit]]
+        return Page(jobs, jobs[-1].id if len(found) > limit else None)
+
+    def id_of_key(self, key: str) -> str | None:
+        with self._lock:
+            return self._table.id_of_key(key)
+
+    def wait_finished(self, ids: Sequence[str], timeout_s: float) -> list[str]:
+        with self._finished:
+            self._finished.wait_for(lambda: self._closed or self._finished_of(ids), timeout_s)
+            return self._finished_of(ids)
+
+    def _finished_of(self, ids: Sequence[str]) -> list[str]:
+        records = [(job_id, self._table.get(job_id)) for job_id in ids]
+        return [job_id for job_id, record in records if record is None or record.state.is_finished]
+
+    # --- workers
+
+    def register_worker(self, worker: WorkerInfo) -> None:
+        self._step(lambda step: step.register_worker(worker))
+        self._signal(worker.id)
+
+    def remove_worker(self, worker: str) -> None:
+        with self._lock:
+            self._table.delete_worker(worker)
+            self._signals.pop(worker, threading.Event()).set()
+
+    def workers(self) -> list[WorkerInfo]:
+        with self._lock:
+            return self._table.workers()
+
+    def exchange(self, request: Exchange) -> Reply:
+        return self._step(lambda step: step.exchange(request), but=request.worker)
+
+    def wait(self, worker: str, timeout_s: float) -> bool:
+        signal = self._signal(worker)
+        signalled = signal.wait(timeout_s)
+        if not self._closed:
+            signal.clear()
+        return signalled
+
+    def wake(self, worker: str) -> None:
+        self._signal(worker).set()
+
+    # --- queues and schedules
+
+    def set_paused(self, queue: str, paused: bool) -> None:
+        self._step(lambda step: step.set_paused(queue, paused))
+
+    def stats(self) -> list[QueueStats]:
+        with self._lock:
+            return queue_stats(self._table.records(), self._table.paused_queues())
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        self._step(lambda step: step.put_schedule(schedule))
+
+    def remove_schedule(self, name: str) -> bool:
+        return self._step(lambda step: step.remove_schedule(name))
+
+    def schedules(self) -> list[Schedule]:
+        with self._lock:
+            return self._table.schedules()
+
+    def fire(self, name: str, fire_ms: int, next_ms: int, spec: JobSpec) -> Receipt | None:
+        return self._step(lambda step: step.fire(name, fire_ms, next_ms, spec))
+
+    # --- the store itself
+
+    def now_ms(self) -> int:
+        return self._clock_ms()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for signal in self._signals.values():
+                signal.set()
+            self._finished.notify_all()
+
+    def _step(self, act: Callable[[Transaction], T], but: str = "") -> T:
+        """Run one step and wake the others that wait for its effects."""
+        with self._lock:
+            step = Transaction(self._table, self._clock_ms(), self._admission)
+            answer = act(step)
+            self._wake(step.effects, but)
+            return answer
+
+    def _wake(self, effects: Effects, but: str) -> None:
+        if effects.finished:
+            self._finished.notify_all()
+        if not (effects.queues or effects.workers or effects.all_workers):
+            return
+        for worker in self._table.workers():
+            concerned = effects.all_workers or worker.id in effects.workers
+            if concerned or (worker.id != but and not effects.queues.isdisjoint(worker.queues)):
+                self._signal(worker.id).set()
+
+    def _signal(self, worker: str) -> threading.Event:
+        with self._lock:
+            return self._signals.setdefault(worker, threading.Event())
+
+
+class MemoryTable:
+    """Rows in dictionaries. Indexes by time and order are heaps whose outdated entries are skipped."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, JobRecord] = {}
+        self._ids_by_key: dict[str, str] = {}
+        self._dependants: dict[str, set[str]] = {}
+        self._times: list[tuple[int, str]] = []
+        self._buckets: dict[str, dict[Shape, MemoryBucket]] = {}
+        self._paused: set[str] = set()
+        self._workers: dict[str, WorkerInfo] = {}
+        self._leases: dict[str, int] = {}
+        self._schedules: dict[str, Schedule] = {}
+
+    def records(self) -> Iterable[JobRecord]:
+        return self._records.values()
+
+    def prefetch(self, ids: Iterable[str]) -> None:
+        pass
+
+    def get(self, job_id: str) -> JobRecord | None:
+        return self._records.get(job_id)
+
+    def put(self, record: JobRecord) -> None:
+        job_id = record.spec.id
+        before = self._records.get(job_id)
+        self._records[job_id] = record
+        if before is None and record.spec.key is not None:
+            self._ids_by_key[record.spec.key] = job_id
+        if record.due_ms is not None and (before is None or before.due_ms != record.due_ms):
+            heappush(self._times, (record.due_ms, job_id))
+        self._count_leases(before, record)
+        if record.state is JobState.READY:
+            bucket = self._buckets.setdefault(record.spec.queue, {}).get(record.shape)
+            if bucket is None:
+                bucket = self._buckets[record.spec.queue][record.shape] = MemoryBucket(record.shape, self._records)
+            bucket.add(record)
+        if record.state is JobState.BLOCKED or (before is not None and before.state is JobState.BLOCKED):
+            self._index_dependencies(before, record)
+
+    def delete(self, record: JobRecord) -> None:
+        del self._records[record.id]
+        if record.spec.key is not None:
+            del self._ids_by_key[record.spec.key]
+
+    def id_of_key(self, key: str) -> str | None:
+        return self._ids_by_key.get(key)
+
+    def dependants(self, job_id: str) -> list[JobRecord]:
+        return [self._records[other] for other in sorted(self._dependants.get(job_id, ()))]
+
+    def due(self, now_ms: int, limit: int) -> list[JobRecord]:
+        found: dict[str, JobRecord] = {}
+        while len(found) < limit and (record := self._first_due()) is not None:
+            if record.due_ms is None or record.due_ms > now_ms:
+                break
+            found[record.id] = record
+            heappop(self._times)
+        return list(found.values())
+
+    def next_due_ms(self) -> int | None:
+        record = self._first_due()
+        return None if record is None else record.due_ms
+
+    def _first_due(self) -> JobRecord | None:
+        while self._times:
+            due_ms, job_id = self._times[0]
+            record = self._records.get(job_id)
+            if record is not None and record.due_ms == due_ms:
+                return record
+            heappop(self._times)
+        return None
+
+    def buckets(self, queues: Sequence[str], limit: int) -> list[Bucket]:
+        del limit
+        found: list[Bucket] = []
+        for queue in queues:
+            by_shape = self._buckets.get(queue, {})
+            for shape in [shape for shape, bucket in by_shape.items() if bucket.peek() is None]:
+                del by_shape[shape]
+            found += by_shape.values()
+        return found
+
+    def finished(self, chosen: JobFilter) -> Iterator[tuple[str, int]]:
+        records = sorted(self._purgeable(chosen), key=lambda record: (record.finished_ms or 0, record.id))
+        return iter([(record.id, content_bytes(record)) for record in records])
+
+    def finished_bytes(self, chosen: JobFilter) -> int:
+        return sum(map(content_bytes, self._purgeable(chosen)))
+
+    def _purgeable(self, chosen: JobFilter) -> Iterator[JobRecord]:
+        states = purgeable_states(chosen)
+        return (record for record in self._records.values() if record.state in states and is_accepted(chosen, record))
+
+    def paused_queues(self) -> frozenset[str]:
+        return frozenset(self._paused)
+
+    def set_paused(self, queue: str, paused: bool) -> None:
+        if paused:
+            self._paused.add(queue)
+        else:
+            self._paused.discard(queue)
+
+    def workers(self) -> list[WorkerInfo]:
+        found = (self._workers[worker] for worker in sorted(self._workers))
+        return [replace(worker, leases=self._leases.get(worker.id, 0)) for worker in found]
+
+    def put_worker(self, worker: WorkerInfo) -> None:
+        self._workers[worker.id] = worker
+
+    def delete_worker(self, worker: str) -> None:
+        self._workers.pop(worker, None)
+
+    def heartbeat(self, worker: str, now_ms: int) -> bool:
+        known = self._workers.get(worker)
+        if known is None:
+            return False
+        self._workers[worker] = replace(known, heartbeat_ms=now_ms)
+        return True
+
+    def schedules(self) -> list[Schedule]:
+        return [self._schedules[name] for name in sorted(self._schedules)]
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        self._schedules[schedule.name] = schedule
+
+    def delete_schedule(self, name: str) -> None:
+        self._schedules.pop(name, None)
+
+    def _count_leases(self, before: JobRecord | None, after: JobRecord) -> None:
+        for record, change in ((before, -1), (after, +1)):
+            if record is None or record.worker is None:
+                continue
+            count = self._leases.get(record.worker, 0) + change
+            if count:
+                self._leases[record.worker] = count
+            else:
+                del self._leases[record.worker]
+
+    def _index_dependencies(self, before: JobRecord | None, after: JobRecord) -> None:
+        old = set(before.unmet) if before is not None and before.state is JobState.BLOCKED else set()
+        new = set(after.unmet) if after.state is JobState.BLOCKED else set()
+        for other in old - new:
+            self._dependants[other].discard(after.id)
+            if not self._dependants[other]:
+                del self._dependants[other]
+        for other in new - old:
+            self._dependants.setdefault(other, set()).add(after.id)
+
+
+class MemoryBucket:
+    """Ready jobs of one queue and shape: a heap by order, whose outdated entries are skipped."""
+
+    __slots__ = ("_heap", "_records", "_shape")
+
+    def __init__(self, shape: Shape, records: dict[str, JobRecord]) -> None:
+        self._heap: list[tuple[int, str]] = []
+        self._shape = shape
+        self._records = records
+
+    def add(self, record: JobRecord) -> None:
+        heappush(self._heap, order_of(record))
+
+    def peek(self) -> JobRecord | None:
+        while self._heap:
+            record = self._records.get(self._heap[0][1])
+            if record is not None and self._is_current(record):
+                return record
+            heappop(self._heap)
+        return None
+
+    def pop(self) -> None:
+        heappop(self._heap)
+
+    def _is_current(self, record: JobRecord) -> bool:
+        ready_here = record.state is JobState.READY and record.shape == self._shape
+        return ready_here and order_of(record) == self._heap[0]
+
+
+def content_bytes(record: JobRecord) -> int:
+    """Bytes of the payload and the result."""
+    return len(record.spec.payload) + len(record.result or b"")
+
+
+def without_contents(record: JobRecord) -> JobRecord:
+    """The record as lists show it: without payload, result and tracebacks."""
+    spec = replace(record.spec, payload=b"") if record.spec.payload else record.spec
+    attempts = tuple(replace(item, traceback="") if item.traceback else item for item in record.attempts)
+    return replace(record, spec=spec, attempts=attempts, result=None)
+
+
+def queue_stats(records: Iterable[JobRecord], paused: Iterable[str]) -> list[QueueStats]:
+    """Counts per queue."""
+    counts: dict[str, dict[JobState, int]] = {queue: {} for queue in paused}
+    oldest: dict[str, int] = {}
+    shapes: dict[str, dict[Shape, int]] = {}
+    for record in records:
+        queue = record.spec.queue
+        of_queue = counts.setdefault(queue, {})
+        of_queue[record.state] = of_queue.get(record.state, 0) + 1
+        if record.state is JobState.READY:
+            oldest[queue] = min(oldest.get(queue, record.enqueued_ms), record.enqueued_ms)
+            ready = shapes.setdefault(queue, {})
+            ready[record.shape] = ready.get(record.shape, 0) + 1
+    return [
+        QueueStats(queue, counts[queue], queue in set(paused), oldest.get(queue), shapes.get(queue, {}))
+        for queue in sorted(counts)
+    ]
+
+
+def _id(record: JobRecord) -> str:
+    return record.id

@@ -1,0 +1,94 @@
+"""Whether any registered worker can run a job: "no worker can run this", what it needs and what the workers have. Pure.
+
+A worker registers what it has as `WorkerInfo.details["resources"]`: `Cluster.to_dict()` of a cluster with one node, or
+the specification of a node (`Node.spec`). Without it, the worker is not limited.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.jobs.job import NO_RESOURCES
+from dovetail.resources.cluster import Cluster
+from dovetail.resources.fit import Fit
+from dovetail.resources.free_resources import NodeKind
+from dovetail.scheduling.diagnose.misfit import misfit_reasons
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dovetail.jobs.store import WorkerInfo
+    from dovetail.resources.cluster import Node
+    from dovetail.resources.free_resources import FreeResources
+    from dovetail.resources.shape import Shape
+
+NO_WORKER = "DT616"
+SILENT_MS = 60_000
+"""A worker without a heartbeat for this long does not count as running."""
+WORKERS_SHOWN = 5
+
+
+def live_workers(workers: Iterable[WorkerInfo], now_ms: int) -> list[WorkerInfo]:
+    """The workers that have sent a heartbeat lately."""
+    return [worker for worker in workers if worker.heartbeat_ms > now_ms - SILENT_MS]
+
+
+def placement_problem(queue: str, shape: Shape, workers: Sequence[WorkerInfo]) -> Problem | None:
+    """Why none of these workers can ever run such a job; None: one can."""
+    if not workers:
+        message = f"no worker can run this: no worker is running for the queue {queue!r}"
+        return Problem(NO_WORKER, message, fixes=(f"dovetail worker --queue URL --queues {queue} --app pkg.module",))
+    serving = [worker for worker in workers if queue in worker.queues]
+    if not serving:
+        known = sorted({name for worker in workers for name in worker.queues})
+        message = f"no worker can run this: none serves the queue {queue!r}{did_you_mean(queue, known)}"
+        evidence = (f"queues with workers: {', '.join(known)}",)
+        fixes = (f"dovetail worker --queue URL --queues {queue} --app pkg.module", f'queue="{known[0]}"')
+        return Problem(NO_WORKER, message, evidence, fixes)
+    if shape == NO_RESOURCES:
+        return None
+    fit = Fit(shape)
+    lines = []
+    for worker in serving:
+        node = _node(worker.details)
+        if node is None or fit.assignments(free := NodeKind(node).untouched()):
+            return None
+        reasons = "; ".join(misfit_reasons(fit, free)) or "does not fit"
+        lines.append(f"{worker.id} has {node.spec(exact=False)}: {reasons}")
+    if len(lines) > WORKERS_SHOWN:
+        lines[WORKERS_SHOWN:] = [f"and {len(lines) - WORKERS_SHOWN} more workers"]
+    message = f"no worker can run this: it needs {shape.describe() or 'nothing'}"
+    fixes = ("request less: resources=dt.Resources(...)", "start a worker on a machine that has it")
+    return Problem(NO_WORKER, message, tuple(lines), fixes)
+
+
+def worker_capacity(details: Mapping[str, object]) -> FreeResources | None:
+    """What a worker has in all; None: not limited, or not known."""
+    node = _node(details)
+    return None if node is None else NodeKind(node).untouched()
+
+
+def _node(details: Mapping[str, object]) -> Node | None:
+    found = details.get("resources")
+    if isinstance(found, dict):
+        return _node_of_data(json.dumps(found, sort_keys=True))
+    return _parsed(found) if isinstance(found, str) else None
+
+
+@lru_cache(1000)
+def _node_of_data(text: str) -> Node | None:
+    try:
+        return Cluster.from_dict(json.loads(text)).nodes[0]
+    except (ConfigError, KeyError, TypeError, ValueError, IndexError):  # written by another version
+        return None
+
+
+@lru_cache(1000)
+def _parsed(spec: str) -> Node | None:
+    try:
+        return Cluster.parse(f"1x{spec}").nodes[0]
+    except ConfigError:  # written by another version
+        return None

@@ -1,0 +1,478 @@
+"""Isolation `process`: a fresh process per job, forked by a warm fork server that has imported the application.
+
+One thread does everything: it asks the fork server for processes, reads what they send, keeps time and memory limits,
+and reports their ends. A process is over when the fork server says so: then its process group is dead, and whatever it
+had started in other sessions is being killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.events import LossCause
+from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit
+from dovetail.engines.local.forkserver_client import NO_BREADCRUMBS, ForkServerClient
+from dovetail.engines.local.memory_watch import LOCAL_FULL_SHARE, MemoryWatch
+from dovetail.engines.local.protocol import DONT_WAIT, Channel
+from dovetail.engines.local.worker_environment import THREAD_VARIABLES
+from dovetail.jobs.job import Outcome
+from dovetail.jobs.job_process import JobCall, ending_from_frame, server_environment
+from dovetail.jobs.running_attempt import RunningAttempt, StopReason, next_shape
+from dovetail.jobs.store import Completion
+from dovetail.machine.processes import private_bytes
+from dovetail.resources.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dovetail.engines.local.protocol import Frame
+    from dovetail.jobs.job_call import Ending
+    from dovetail.jobs.job_logs import JobLog, JobLogs
+    from dovetail.jobs.job_process import ProcessSetup
+    from dovetail.jobs.running_attempt import AttemptKey, CompletionSink
+    from dovetail.resources.seat import Seat
+
+PROGRAM = "dovetail.jobs.job_process"
+CHECK_INTERVAL_S = 0.25
+"""Interval of the checks of memory and of the size of logs, while jobs run."""
+SERVER_RESTART_S = 1.0
+"""Pause after the fork server has died, so that one that dies at once does not take the CPU."""
+CLOSE_TIMEOUT_S = 20.0
+ENVIRONMENTS_CACHED = 256
+MAX_THREADS = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class JobProcess:
+    """A process of an attempt."""
+
+    number: int
+    attempt: RunningAttempt
+    server: Server
+    channel: Channel
+    log: JobLog
+    is_open: bool = True
+    """Whether its socket is polled."""
+    ending: Ending | None = None
+    pid: int | None = None
+    peak_bytes: int = 0
+    is_terminated: bool = False
+    """Whether it got SIGTERM."""
+    looks_at_cancelled: bool = False
+    """Whether the job has asked if it is cancelled: then it may end by itself."""
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """A fork server and the processes that it has forked."""
+
+    client: ForkServerClient
+    environment: dict[str, str] | None = None
+    """Of the process that was requested last; the next one has the same unless it is sent another one."""
+    processes: dict[int, JobProcess] = field(default_factory=dict)
+    count: int = 0
+    """Processes that were requested."""
+    base_bytes: int = 0
+    """Its memory, which its processes share until they write to it."""
+
+
+class ProcessRunner:
+    """Processes of jobs, by number."""
+
+    def __init__(
+        self,
+        setup: ProcessSetup,
+        logs: JobLogs,
+        sink: CompletionSink,
+        environment_of: Callable[[Seat | None], dict[str, str]],
+        *,
+        kill_grace_s: float,
+        memory_limit_bytes: int,
+        recycle_jobs: int | None = None,
+        on_start_failed: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`environment_of`: variables of a seat. `memory_limit_bytes`: memory of the worker, 0 if unknown.
+        `on_start_failed`: called with the reason when a process could not be started; its attempt is given back."""
+        self._setup = setup.pack()
+        self._logs = logs
+        self._sink = sink
+        self._environment_of = environment_of
+        self._environments: dict[Seat | None, dict[str, str]] = {}
+        self._kill_grace_s = kill_grace_s
+        self._memory_limit_bytes = memory_limit_bytes
+        self._recycle_jobs = recycle_jobs
+        self._on_start_failed = on_start_failed
+        self._requests: deque[tuple[str, Any]] = deque()
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._is_releasing = False
+        # thread: runner
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._servers: dict[int, Server] = {}
+        """By the descriptor of their channel; those before the newest one start no more processes."""
+        self._server: Server | None = None
+        self._by_fd: dict[int, JobProcess] = {}
+        self._by_key: dict[AttemptKey, JobProcess] = {}
+        self._numbers = 0
+        self._timers: list[tuple[float, int, str]] = []
+        self._processes: dict[int, JobProcess] = {}
+        self._next_check = 0.0
+        self._oom_kills = OomKillCounter()
+        self._memory_watch = MemoryWatch(full=LOCAL_FULL_SHARE, only_excess=True)
+        self._closing = False
+
+    # --- any thread
+
+    def start(self, attempts: Sequence[RunningAttempt]) -> None:
+        self._requests.append(("start", list(attempts)))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="dovetail-job-processes", daemon=True)
+            self._thread.start()
+        self._wake()
+
+    def stop(self, attempt: RunningAttempt, reason: StopReason, detail: str = "") -> None:
+        self._requests.append(("stop", (attempt, reason, detail)))
+        self._wake()
+
+    def release_unbegun(self) -> None:
+        self._is_releasing = True
+        self._wake()
+
+    def close(self) -> None:
+        self._requests.append(("close", None))
+        self._wake()
+        if self._thread is not None:
+            self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_write, b"\0")
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._step()
+        finally:
+            for server in list(self._servers.values()):
+                self._on_server_lost(server)
+
+    def _step(self) -> None:
+        for fd, _ in self._epoll.poll(self._seconds_left()):
+            process = self._by_fd.get(fd)
+            if process is not None:
+                self._read_process(process)
+            elif fd == self._wake_read:
+                os.read(fd, 4096)
+            elif fd in self._servers:
+                self._read_server(self._servers[fd])
+        for server in list(self._servers.values()):
+            if server.client.has_frames:
+                self._read_server(server)
+        while self._requests:
+            self._on_request(*self._requests.popleft())
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, number, what = heapq.heappop(self._timers)
+            if number in self._processes:
+                self._on_timer(self._processes[number], what)
+        if self._processes and now >= self._next_check:
+            self._next_check = now + CHECK_INTERVAL_S
+            self._check(now)
+        for server in list(self._servers.values()):
+            server.client.flush()
+
+    def _seconds_left(self) -> float:
+        now = time.monotonic()
+        times = [self._timers[0][0]] if self._timers else []
+        if self._processes:
+            times.append(self._next_check)
+        return max(0.0, min(times) - now) if times else -1
+
+    def _on_request(self, kind: str, value: Any) -> None:
+        match kind:
+            case "start":
+                for attempt in value:
+                    self._start(attempt)
+            case "stop":
+                self._stop(*value)
+            case "close":
+                self._closing = True
+
+    # --- start
+
+    def _start(self, attempt: RunningAttempt) -> None:
+        if self._is_releasing:
+            self._sink.finish(attempt, attempt.released())
+            return
+        if attempt.is_stopping():
+            self._sink.finish(attempt, attempt.stopped())
+            return
+        try:
+            server = self._current_server()
+            ours, theirs = socket.socketpair()
+        except Exception as error:
+            self._on_start_failed(str(error))
+            self._sink.finish(attempt, attempt.released())
+            return
+        ours.setblocking(False)
+        self._numbers += 1
+        number = self._numbers
+        log = self._logs.open(attempt.spec.id, attempt.attempt)
+        process = JobProcess(number, attempt, server, Channel(ours), log)
+        environment = self._environment(attempt.seat)
+        spec = attempt.spec
+        call = JobCall(
+            self._setup,
+            spec.function,
+            spec.payload,
+            spec.encoding,
+            spec.id,
+            attempt.attempt,
+            attempt.key[1],
+            spec.queue,
+            _thread_count(environment),
+        )
+        given: Any = None if environment is server.environment else environment
+        server.environment = environment
+        server.client.spawn(number, call.pack(), (theirs.fileno(), log.fd), (), given, fresh=False)
+        server.client.flush()
+        theirs.close()
+        server.count += 1
+        server.processes[number] = self._processes[number] = process
+        self._by_fd[ours.fileno()] = self._by_key[attempt.key] = process
+        self._epoll.register(ours.fileno(), select.EPOLLIN)
+        attempt.has_begun = True
+
+    def _environment(self, seat: Seat | None) -> dict[str, str]:
+        """One object per seat. The environment of a seat does not change while the worker runs."""
+        found = self._environments.get(seat)
+        if found is None:
+            if len(self._environments) >= ENVIRONMENTS_CACHED:
+                self._environments.clear()
+            found = self._environments[seat] = self._environment_of(seat)
+        return found
+
+    def _current_server(self) -> Server:
+        """The newest fork server. One that has forked many processes is replaced."""
+        server = self._server
+        if server is not None and self._recycle_jobs is not None and server.count >= self._recycle_jobs:
+            self._server = None
+            self._close_if_unused(server)
+            server = None
+        if server is None:
+            plain = self._environment(None)
+            client = ForkServerClient(NO_BREADCRUMBS, server_environment(plain, os.environ), PROGRAM)
+            server = self._server = Server(client)
+            client.prepare(self._setup)
+            self._servers[client.channel.fileno()] = server
+            self._epoll.register(client.channel.fileno(), select.EPOLLIN)
+        return server
+
+    def _close_if_unused(self, server: Server) -> None:
+        if server is not self._server and not server.processes:
+            fd = server.client.channel.fileno()
+            self._servers.pop(fd, None)
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+            server.client.close()
+
+    # --- frames
+
+    def _read_server(self, server: Server) -> None:
+        frames, is_alive = server.client.receive()
+        for frame in frames:
+            self._on_server_frame(server, frame)
+        if not is_alive:
+            self._on_server_lost(server)
+
+    def _on_server_frame(self, server: Server, frame: Frame) -> None:
+        match frame.head:
+            case ("forked", number, pid) if number in server.processes:
+                process = server.processes[number]
+                process.pid = process.attempt.pid = pid
+                server.client.pids[number] = pid
+                if process.attempt.timeout_s is not None:
+                    self._set_timer(process.attempt.timeout_s, process, "timeout")
+            case ("exited", number, status, error, peak_bytes, cpu_s) if number in server.processes:
+                server.client.pids.pop(number, None)
+                process = server.processes.pop(number)
+                self._on_exit(process, status, error, peak_bytes, cpu_s)
+                self._close_if_unused(server)
+            case ("prepared", pid, _):  # if it failed, each job reports the error
+                server.base_bytes = private_bytes([pid]).get(pid, 0)
+
+    def _on_server_lost(self, server: Server) -> None:
+        """All of its processes end with it."""
+        fd = next((fd for fd, one in self._servers.items() if one is server), None)
+        if fd is None:
+            return
+        del self._servers[fd]
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
+        if self._server is server:
+            self._server = None
+        if self._closing:
+            server.client.close()
+        else:
+            server.client.kill_orphans()
+            time.sleep(SERVER_RESTART_S)
+        for process in list(server.processes.values()):
+            self._on_exit(process, signal.SIGKILL, "", 0, 0.0, cause="the fork server was killed, and with it all jobs")
+
+    def _read_process(self, process: JobProcess) -> None:
+        """Read what a job has sent."""
+        while process.is_open:
+            try:
+                frames, is_connected = process.channel.receive(DONT_WAIT)
+            except (BlockingIOError, OSError):
+                return
+            for frame in frames:
+                match frame.head[0]:
+                    case "progress":
+                        process.attempt.report(frame.head[1], frame.head[2])
+                    case "looks":
+                        process.looks_at_cancelled = True
+                    case "ended":
+                        process.ending = ending_from_frame(frame.head, frame.body)
+            if not is_connected:
+                self._close_socket(process)
+
+    def _close_socket(self, process: JobProcess) -> None:
+        if process.is_open:
+            process.is_open = False
+            fd = process.channel.fileno()
+            del self._by_fd[fd]
+            self._epoll.unregister(fd)
+            process.channel.close()
+
+    # --- end
+
+    def _on_exit(
+        self, process: JobProcess, status: int, error: str, peak_bytes: int, cpu_s: float, cause: str = ""
+    ) -> None:
+        self._read_process(process)
+        self._close_socket(process)
+        attempt = process.attempt
+        self._processes.pop(process.number, None)
+        self._by_key.pop(attempt.key, None)
+        self._logs.close(process.log)
+        if status == -1:
+            self._on_start_failed(error)
+            self._sink.finish(attempt, attempt.released())
+            return
+        peak_bytes = max(peak_bytes, process.peak_bytes)
+        cpu_ms = round(1000 * cpu_s)
+        exit_code = os.waitstatus_to_exitcode(status)
+        if process.ending is not None:
+            completion = attempt.completion(process.ending, cpu_ms)
+            code = 0 if process.ending.outcome is Outcome.SUCCEEDED else None
+            completion = completion._replace(exit_code=code, peak_memory_bytes=peak_bytes or None)
+        elif attempt.is_stopping():
+            completion = attempt.stopped(
+                exit_code=exit_code, cpu_ms=cpu_ms, peak_bytes=peak_bytes, memory_limit=self._memory_limit_bytes
+            )
+        else:
+            completion = self._death(attempt, status, peak_bytes, cpu_ms, cause)
+        self._sink.finish(attempt, completion)
+
+    def _death(self, attempt: RunningAttempt, status: int, peak_bytes: int, cpu_ms: int, cause: str) -> Completion:
+        """The process ended without a result: it was killed, has crashed, or has exited by itself."""
+        kind, text = describe_exit(status, self._oom_kills)
+        is_memory = kind is LossCause.OUT_OF_MEMORY
+        shape = next_shape(attempt.shape, peak_bytes, self._memory_limit_bytes) if is_memory else None
+        return Completion(
+            *attempt.key,
+            Outcome.OUT_OF_MEMORY if is_memory else Outcome.LOST,
+            error=cause or f"the process of the job ended without a result: {text}",
+            shape=shape,
+            exit_code=os.waitstatus_to_exitcode(status),
+            cpu_ms=cpu_ms,
+            peak_memory_bytes=peak_bytes or None,
+        )
+
+    # --- limits
+
+    def _stop(self, attempt: RunningAttempt, reason: StopReason, detail: str) -> None:
+        process = self._by_key.get(attempt.key)
+        if not attempt.try_stop(reason, detail) or process is None:
+            return
+        self._read_process(process)  # what it has sent until now
+        if reason is StopReason.CANCELLED and process.looks_at_cancelled and process.is_open:
+            # if it does not end by itself, it is terminated; a job that never looks would only waste the grace
+            process.channel.put(("cancel",))
+            process.channel.flush()
+            self._set_timer(self._kill_grace_s, process, "terminate")
+        else:
+            self._terminate(process)
+
+    def _set_timer(self, delay_s: float, process: JobProcess, what: str) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, process.number, what))
+
+    def _on_timer(self, process: JobProcess, what: str) -> None:
+        match what:
+            case "timeout":
+                if process.ending is None and process.attempt.try_stop(StopReason.TIMEOUT):
+                    self._terminate(process)
+            case "terminate":
+                self._terminate(process)
+            case "kill":
+                process.server.client.kill(process.number)
+
+    def _terminate(self, process: JobProcess) -> None:
+        """SIGTERM to the process group now, SIGKILL after the grace."""
+        if not process.is_terminated:
+            process.is_terminated = True
+            process.server.client.kill(process.number, signal.SIGTERM)
+            self._set_timer(self._kill_grace_s, process, "kill")
+
+    def _check(self, now: float) -> None:
+        """Memory of jobs that have requested some, memory of the machine, and sizes of logs."""
+        running = [process for process in self._processes.values() if process.pid is not None]
+        limited = {process.pid: process for process in running if process.attempt.shape.memory_bytes and process.pid}
+        if limited:
+            sizes = private_bytes(limited)
+            for pid, process in limited.items():
+                self._check_memory(process, sizes.get(pid, 0))
+        sessions = {
+            process.number: (process.attempt.spec.function, (process.pid,)) for process in running if process.pid
+        }
+        asked = {process.number: process.attempt.shape.memory_bytes for process in running}
+        chosen = self._memory_watch.check(now, sessions, asked)
+        if chosen is not None:
+            self._end_for_memory(self._processes[chosen[0]], chosen[1])
+        for process in running:
+            self._logs.check(process.log)
+
+    def _check_memory(self, process: JobProcess, size: int) -> None:
+        used = max(0, size - process.server.base_bytes)
+        process.peak_bytes = max(process.peak_bytes, used)
+        limit = process.attempt.shape.memory_bytes
+        if used > limit:
+            self._end_for_memory(
+                process, f"it used {format_size(used)} of memory and had requested {format_size(limit)}"
+            )
+
+    def _end_for_memory(self, process: JobProcess, detail: str) -> None:
+        """At once: waiting for it to clean up may take the memory of the whole machine."""
+        if process.attempt.try_stop(StopReason.OUT_OF_MEMORY, detail):
+            process.is_terminated = True
+            process.server.client.kill(process.number)
+
+
+def _thread_count(environment: dict[str, str]) -> int:
+    """Threads that libraries may start, by the variables of the process."""
+    text = environment.get(THREAD_VARIABLES[0], "")
+    return int(text) if text.isascii() and text.isdecimal() and 0 < int(text) < MAX_THREADS else 1

@@ -1,0 +1,265 @@
+"""Requests and replies of the functions in `redis_functions/`, packed so that a job costs the client little.
+
+An exchange is one JSON text and the results, one behind the other. Its reply has the claimed jobs as two texts: the
+lengths of all parts, and the parts. Strings are UTF-8; lone surrogates, which error messages may have, are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from dovetail.jobs.job import NO_RESOURCES, Attempt, JobRecord, JobSpec, JobState, Lease, Outcome
+from dovetail.jobs.serialization import (
+    schedule_from_text,
+    shape_from_text,
+    shape_to_text,
+    spec_from_text,
+    worker_from_text,
+)
+from dovetail.jobs.store import ClaimedJob, LeaseId, QueueStats, Receipt, Reply, Schedule, WorkerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter
+    from dovetail.resources.free_resources import FreeResources
+    from dovetail.resources.shape import Shape
+
+SPECS_CACHED = 1_000
+SPEC_CACHED_BYTES = 4_096
+"""Longer specifications are not cached."""
+_NUMBERS = Struct(">6i")
+_PLAIN_END = ("", "", False, 0.0, None, None, None, None)
+_dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
+
+
+def to_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def to_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+# --- exchanges
+
+
+def exchange_arguments(request: Exchange) -> tuple[bytes, bytes]:
+    """The request, and the results of its completions."""
+    if not (request.completions or request.renewals or request.claim is None):
+        return _idle_request(request.worker, request.lease_ms, request.claim), b""
+    renewals = [_renewal_row(item) for item in request.renewals]
+    text = _dumps([request.worker, request.lease_ms, [_completion_row(item) for item in request.completions], renewals])
+    if request.claim is not None:
+        text = f"{text[:-1]},{_claim_text(request.claim)}]"
+    results = [item.result for item in request.completions if item.result is not None]
+    return to_bytes(text), b"".join(results)
+
+
+@lru_cache(SPECS_CACHED)
+def _idle_request(worker: str, lease_ms: int, claim: Claim) -> bytes:
+    """The request of an idle worker, which is always the same."""
+    return to_bytes(f"{_dumps([worker, lease_ms, [], []])[:-1]},{_claim_text(claim)}]")
+
+
+def _completion_row(completion: Completion) -> tuple[object, ...]:
+    """In the order of `COMPLETION_FIELDS` in steps.lua; false for what is not given."""
+    job_id, token, outcome, result, encoding, *rest = completion
+    size = False if result is None else len(result)
+    if tuple(rest) == _PLAIN_END:
+        return job_id, token, outcome, size, encoding
+    error, traceback, final, jitter, shape, exit_code, cpu_ms, peak_memory_bytes = rest
+    return (
+        *(job_id, token, outcome, size, encoding, error or False, traceback or False, final, jitter),
+        False if shape is None else shape_to_text(shape),
+        *(False if number is None else number for number in (exit_code, cpu_ms, peak_memory_bytes)),
+    )
+
+
+def _renewal_row(renewal: Any) -> tuple[object, ...]:
+    job_id, token, progress, message = renewal
+    if progress is None and message is None:
+        return job_id, token
+    return job_id, token, False if progress is None else progress, False if message is None else message
+
+
+def _claim_text(claim: Claim) -> str:
+    return f"{claim.slots},{_free_text(claim.free)},{_dumps(claim.queues)}"
+
+
+@lru_cache(SPECS_CACHED)
+def _free_text(free: FreeResources) -> str:
+    """As `fit.free` in fit.lua reads it."""
+    kind = free.cards.kind
+    cards = [
+        (key, gpu.memory_bytes, gpu.nvdecs, gpu.nvencs, *card)
+        for key, gpu, card in zip(kind.keys, kind.gpus, free.cards.free, strict=True)
+    ]
+    return _dumps([free.cpu_milli, free.memory_bytes, dict(free.custom), kind.labels, cards])
+
+
+def reply_from(data: list[Any], request: Exchange) -> Reply:
+    now_ms, known, next_ms, refused, cancelled, schedules, numbers, texts = data
+    return Reply(
+        now_ms,
+        () if request.claim is None else _claimed_jobs(numbers, texts, now_ms + request.lease_ms),
+        [LeaseId(to_text(job_id), token) for job_id, token in zip(refused[::2], refused[1::2], strict=True)],
+        [to_text(job_id) for job_id in cancelled],
+        next_ms,
+        sorted(map(_schedule_from, schedules), key=_name),
+        bool(known),
+    )
+
+
+def _claimed_jobs(numbers: bytes, texts: bytes, deadline_ms: int) -> list[ClaimedJob]:
+    jobs: list[ClaimedJob] = []
+    if not numbers:
+        return jobs
+    start = 0
+    parts: tuple[Any, ...] = ()
+    shape = NO_RESOURCES
+    for id_size, payload_size, spec_size, shape_size, token, attempt in _NUMBERS.iter_unpack(numbers):
+        middle = start + id_size
+        end = middle + payload_size
+        job_id = texts[start:middle].decode("utf-8", "surrogatepass")
+        payload = texts[middle:end]
+        if spec_size >= 0:
+            start, end = end, end + spec_size
+            parts = _spec_parts(texts[start:end])
+        if shape_size >= 0:
+            start, end = end, end + shape_size
+            shape = shape_from_text(to_text(texts[start:end]))
+        start = end
+        spec = JobSpec(job_id, parts[0], payload, *parts[1])
+        jobs.append(ClaimedJob(spec, shape, Lease(job_id, token, attempt, deadline_ms)))
+    return jobs
+
+
+def _spec_parts(text: bytes) -> tuple[str, tuple[Any, ...]]:
+    """Function, and all that follows the payload, of a specification."""
+    return _cached_spec_parts(text) if len(text) <= SPEC_CACHED_BYTES else _cached_spec_parts.__wrapped__(text)
+
+
+@lru_cache(SPECS_CACHED)
+def _cached_spec_parts(text: bytes) -> tuple[str, tuple[Any, ...]]:
+    spec = spec_from_text("", to_text(text))
+    return spec.function, tuple(getattr(spec, name) for name in JobSpec.__slots__[3:])
+
+
+# --- records
+
+
+def record_from(data: list[Any]) -> JobRecord:
+    """As `reply_of` in lookup.lua writes it."""
+    job_id, text, payload, state, shape, submitted_ms, enqueued_ms, due_ms, token, attempt, counted_after = data[:11]
+    worker, started_ms, attempts, unmet, cancel, progress, message, result, encoding, error, finished_ms = data[11:]
+    spec = spec_from_text(to_text(job_id), to_text(text), payload or b"")
+    return JobRecord(
+        spec=spec,
+        state=JobState(state.decode()),
+        shape=spec.shape if shape is None else _shape_from(shape),
+        submitted_ms=submitted_ms,
+        enqueued_ms=enqueued_ms,
+        due_ms=due_ms,
+        token=token,
+        attempt=attempt,
+        counted_after=counted_after,
+        worker=None if worker is None else to_text(worker),
+        started_ms=started_ms,
+        attempts=tuple(map(_attempt_from, attempts)),
+        unmet=tuple(map(to_text, unmet)),
+        cancel_requested=bool(cancel),
+        progress=None if progress is None else float(progress),
+        message=to_text(message),
+        result=result,
+        result_encoding=to_text(encoding),
+        error=to_text(error),
+        finished_ms=finished_ms,
+    )
+
+
+def _attempt_from(data: list[Any]) -> Attempt:
+    number, token, worker, started_ms, ended_ms, outcome = data[:6]
+    details: list[Any] = [*data[6:], *[None] * (11 - len(data))]
+    return Attempt(
+        number=number,
+        token=token,
+        worker=to_text(worker),
+        started_ms=started_ms,
+        ended_ms=ended_ms,
+        outcome=Outcome(outcome.decode()),
+        error=to_text(details[0] or b""),
+        traceback=to_text(details[1] or b""),
+        exit_code=details[2],
+        cpu_ms=details[3],
+        peak_memory_bytes=details[4],
+    )
+
+
+def _shape_from(data: bytes) -> Shape:
+    return shape_from_text(to_text(data))
+
+
+def receipt_from(data: list[Any]) -> Receipt:
+    job_id, created, missing = data
+    return Receipt(to_text(job_id), bool(created), tuple(map(to_text, missing)))
+
+
+def state_from(data: bytes | None) -> JobState | None:
+    return None if data is None else JobState(data.decode())
+
+
+def filter_data(chosen: JobFilter, states: Sequence[JobState]) -> list[object]:
+    """As `lookup.filter` in lookup.lua reads it."""
+    rest = (chosen.queue, chosen.function, chosen.schedule, chosen.finished_before_ms)
+    return [list(states), *(False if value is None else value for value in rest)]
+
+
+# --- workers and schedules
+
+
+def worker_from(data: list[Any]) -> WorkerInfo:
+    worker, text, registered_ms, heartbeat_ms, leases = data
+    return worker_from_text(to_text(worker), to_text(text), registered_ms, heartbeat_ms, leases)
+
+
+def schedules_from(data: Sequence[list[Any]]) -> list[Schedule]:
+    return sorted(map(_schedule_from, data), key=_name)
+
+
+def _schedule_from(data: list[Any]) -> Schedule:
+    name, text, next_ms = data
+    return schedule_from_text(to_text(name), to_text(text), next_ms)
+
+
+def _name(schedule: Schedule) -> str:
+    return schedule.name
+
+
+# --- counts
+
+
+def stats_from(data: list[Any]) -> list[QueueStats]:
+    """Counts of states, paused queues, and buckets (queue, shape, jobs, earliest enqueued_ms)."""
+    rows, paused, buckets = data
+    counts: dict[str, dict[JobState, int]] = {to_text(queue): {} for queue in paused}
+    for name, number in zip(rows[::2], rows[1::2], strict=True):
+        state, _, queue = to_text(name).partition(":")
+        counts.setdefault(queue, {})[JobState(state)] = int(number)
+    shapes: dict[str, dict[Shape, int]] = {queue: {} for queue in counts}
+    oldest: dict[str, int] = {}
+    for name, text, number, enqueued_ms in buckets:
+        queue, shape = to_text(name), _shape_from(text)
+        shapes[queue][shape] = shapes[queue].get(shape, 0) + number
+        oldest[queue] = min(oldest.get(queue, enqueued_ms), enqueued_ms)
+    names = {to_text(queue) for queue in paused}
+    return [
+        QueueStats(queue, counts[queue], queue in names, oldest.get(queue), shapes[queue]) for queue in sorted(counts)
+    ]
+
+
+def request_text(data: object) -> bytes:
+    return to_bytes(_dumps(data))

@@ -1,0 +1,198 @@
+-- Claims: the first jobs of the buckets of some queues, in order, as long as they fit.
+
+local claim = {}
+
+local MOST_HEADS = 128  -- first jobs that are read at once
+
+-- First jobs of the buckets of a queue, in order, read in parts.
+local function read_heads(stream)
+  local found = redis.call('ZRANGE', step.prefix .. 'heads:' .. stream.queue, stream.offset, stream.offset + stream.size - 1)
+  stream.offset, stream.found, stream.position = stream.offset + stream.size, found, 1
+  stream.is_last = #found < stream.size
+  stream.size = MOST_HEADS
+end
+
+-- Skip first jobs that need more CPU or memory than is free. What is free only becomes less.
+local function skip_large(stream, free, refused)
+  local found, position, cpu_milli, memory_bytes = stream.found, stream.position, free.cpu_milli, free.memory_bytes
+  local name_of_head, shape_of = buckets.name_of_head, buckets.shape
+  while found[position] do
+    local shape = shape_of(name_of_head(found[position]))
+    if shape.cpu_milli <= cpu_milli and shape.memory_bytes <= memory_bytes and not refused[shape] then break end
+    position = position + 1
+    if not found[position] and not stream.is_last then
+      read_heads(stream)
+      found, position = stream.found, 1
+    end
+  end
+  stream.position = position
+end
+
+-- Go to the next first job.
+local function advance(stream)
+  stream.position = stream.position + 1
+  if not stream.found[stream.position] and not stream.is_last then read_heads(stream) end
+end
+
+-- The stream with the earliest first job; nil if all are at their end.
+local function first_stream(streams)
+  local first, head
+  for position = #streams, 1, -1 do
+    local stream = streams[position]
+    if not stream.found[stream.position] then
+      table.remove(streams, position)
+    elseif not streams[2] then
+      return stream
+    else
+      local member = stream.found[stream.position]
+      if not head or order.is_smaller(member, head) then first, head = stream, member end
+    end
+  end
+  return first
+end
+
+-- The rank of the next job of a bucket, after those that this claim has taken, which are still in it. Read in growing
+-- parts.
+local function next_of(bucket, slots_left)
+  local rank = bucket.ranks[bucket.position]
+  if not rank then
+    local first, size = bucket.taken, math.max(1, math.min(slots_left, bucket.part))
+    bucket.ranks = redis.call('ZRANGE', bucket.key, first, first + size - 1)
+    bucket.position, bucket.part = 1, 2 * bucket.part
+    rank = bucket.ranks[1]
+  end
+  bucket.position = bucket.position + 1
+  return rank
+end
+
+-- A bucket from which jobs are taken; in the heap its `rank` is that of its next job.
+local function start_bucket(stream, head)
+  local rank, name = buckets.parse_head(head)
+  return {
+    queue = stream.queue, name = name, key = stream.keys .. name, shape = buckets.shape(name), head = head, rank = rank,
+    ranks = NOTHING, position = 1, part = 2, taken = 0,
+  }
+end
+
+local function is_paused(queue)
+  for _, paused in ipairs(step.paused) do
+    if paused == queue then return true end
+  end
+  return false
+end
+
+local function start_streams(queues, slots)
+  local streams, seen = {}, {}
+  for _, queue in ipairs(queues) do
+    if not seen[queue] and not is_paused(queue) then
+      seen[queue] = true
+      local size = math.min(slots + 1, MOST_HEADS)
+      local stream = { queue = queue, keys = buckets.key(queue, ''), offset = 0, size = size }
+      read_heads(stream)
+      streams[#streams + 1] = stream
+    end
+  end
+  return streams
+end
+
+local function append(lists, name, value)
+  local list = lists[name]
+  if not list then
+    list = {}
+    lists[name] = list
+  end
+  list[#list + 1] = value
+end
+
+-- Remove the taken jobs from their buckets.
+local function write_buckets(started)
+  local removed, added = {}, {}
+  for _, bucket in ipairs(started) do
+    redis.call('ZREMRANGEBYRANK', bucket.key, 0, bucket.taken - 1)
+    append(removed, bucket.queue, bucket.head)
+    if bucket.rank then
+      append(added, bucket.queue, '0')
+      append(added, bucket.queue, buckets.head(bucket.rank, bucket.name))
+    end
+  end
+  for queue, heads in pairs(removed) do call_with('ZREM', step.prefix .. 'heads:' .. queue, heads) end
+  for queue, heads in pairs(added) do call_with('ZADD', step.prefix .. 'heads:' .. queue, heads) end
+end
+
+-- Ids and shapes of the jobs to claim, in order. They are not in their buckets any more.
+local function take(slots, free, queues)
+  local streams, heap, refused, started = start_streams(queues, slots), {}, {}, {}
+  local taken, shapes = {}, {}
+  while #taken < slots do
+    for _, stream in ipairs(streams) do skip_large(stream, free, refused) end
+    local stream, bucket = first_stream(streams), heap[1]
+    if bucket and not (stream and order.is_smaller(stream.found[stream.position], bucket.rank)) then
+      order.pop(heap)
+    elseif stream then
+      bucket = start_bucket(stream, stream.found[stream.position])
+      advance(stream)
+    else
+      break
+    end
+    local shape = bucket.shape
+    if not refused[shape] then
+      if fit.take(shape, free) then
+        if bucket.taken == 0 then started[#started + 1] = bucket end
+        bucket.taken = bucket.taken + 1
+        local id = order.id_of_rank(bucket.rank)
+        taken[#taken + 1], shapes[#taken + 1] = id, shape.text
+        if buckets.has_ages(bucket.name) then redis.call('ZREM', step.prefix .. 'age:' .. bucket.queue, id) end
+        bucket.rank = next_of(bucket, slots - #taken)
+        if bucket.rank then order.push(heap, bucket) end
+      else
+        refused[shape] = true
+      end
+    end
+  end
+  write_buckets(started)
+  return taken, shapes
+end
+
+-- Claim jobs. Answer their texts (id, specification, payload and shape of each) and numbers (their lengths, fencing
+-- token and attempt of each, as integers of four bytes; a length of -1: the text of the job before).
+function claim.run(worker, slots, free, queues, lease_ms)
+  local due_ms = records.time_text(step.now_ms + lease_ms)
+  local texts, numbers, jobs_of = {}, {}, {}
+  if slots <= 0 then return texts, numbers end
+  local place, count, last_text, last_shape = 0, 0, nil, nil
+  local taken, shapes = take(slots, free, queues)
+  for position = 1, #taken do
+    local id, shape = taken[position], shapes[position]
+    local queue, token, attempt, text, payload = records.claim_plain(id, worker)
+    if not queue then
+      local record = records.get(id)
+      if record then
+        machine.claim(record, worker, lease_ms)
+        machine.put_claimed(record)
+        queue, token, attempt = record.queue, record.token, record.attempt
+        text, payload = records.texts(id)
+      end
+    end
+    if queue then
+      step.due[id] = due_ms
+      jobs_of[queue] = (jobs_of[queue] or 0) + 1
+      local text_size, shape_size = -1, -1
+      texts[place + 1], texts[place + 2] = id, payload
+      place = place + 2
+      if text ~= last_text then
+        place, last_text, text_size = place + 1, text, #text
+        texts[place] = text
+      end
+      if shape ~= last_shape then
+        place, last_shape, shape_size = place + 1, shape, #shape
+        texts[place] = shape
+      end
+      numbers[count + 1], numbers[count + 2], numbers[count + 3] = #id, #payload, text_size
+      numbers[count + 4], numbers[count + 5], numbers[count + 6] = shape_size, token, attempt
+      count = count + 6
+    end
+  end
+  for queue, jobs in pairs(jobs_of) do machine.count_claimed(worker, queue, jobs) end
+  for position = 1, count do numbers[position] = struct.pack('>i4', numbers[position]) end
+  return texts, numbers
+end

@@ -1,0 +1,224 @@
+"""A running attempt of a job in its worker, and the completion that reports its end."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from dovetail.jobs.job import Outcome
+from dovetail.jobs.store import Completion
+from dovetail.resources.shape import ShapeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.jobs.job import JobSpec
+    from dovetail.jobs.job_call import Ending
+    from dovetail.jobs.job_function import JobFunction
+    from dovetail.jobs.store import ClaimedJob
+    from dovetail.resources.seat import Seat
+    from dovetail.resources.shape import Shape
+
+MEMORY_GROWTH = 2
+"""Factor on the requested memory after a job ran out of it."""
+PEAK_HEADROOM_PERCENT = 150
+"""Percentage of the peak that is requested if a job had requested no memory, or less."""
+
+AttemptKey = tuple[str, int]
+"""Job id and fencing token."""
+
+
+class StopReason(Enum):
+    """Why a worker ends an attempt."""
+
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out of memory"
+    LEASE_LOST = "lease lost"
+    """The store refused a renewal: another worker runs the job. There is nothing to complete."""
+    SHUTDOWN = "shutdown"
+
+    @property
+    def outcome(self) -> Outcome:
+        return _OUTCOMES[self]
+
+
+_OUTCOMES = {
+    StopReason.CANCELLED: Outcome.CANCELLED,
+    StopReason.TIMEOUT: Outcome.TIMEOUT,
+    StopReason.OUT_OF_MEMORY: Outcome.OUT_OF_MEMORY,
+    StopReason.LEASE_LOST: Outcome.LOST,
+    # recorded in the history of the job, and never counted against its retries
+    StopReason.SHUTDOWN: Outcome.PREEMPTED,
+}
+
+
+class RunningAttempt:
+    """An attempt that a worker holds. Mutable; each attribute is written by one thread at a time."""
+
+    __slots__ = (
+        "attempt",
+        "function",
+        "has_begun",
+        "isolation",
+        "key",
+        "message",
+        "pid",
+        "progress",
+        "reported",
+        "seat",
+        "shape",
+        "spec",
+        "started",
+        "stop_detail",
+        "stop_reason",
+        "timeout_s",
+    )
+
+    def __init__(
+        self, claimed: ClaimedJob, seat: Seat | None, function: JobFunction, isolation: str, timeout_s: float | None
+    ) -> None:
+        self.spec: JobSpec = claimed.spec
+        self.shape: Shape = claimed.shape
+        self.key: AttemptKey = (claimed.lease.job_id, claimed.lease.token)
+        self.attempt = claimed.lease.attempt
+        self.seat = seat
+        """None: a job that declares no resources."""
+        self.function = function
+        self.isolation = isolation
+        self.timeout_s = timeout_s
+        self.started = time.monotonic()
+        self.has_begun = False
+        """Whether its code runs. Until then it can be given back without a charge."""
+        self.stop_reason: StopReason | None = None
+        self.stop_detail = ""
+        self.pid: int | None = None
+        self.progress: float | None = None
+        self.message: str | None = None
+        self.reported = True
+        """Whether the store has its latest progress."""
+
+    def report(self, fraction: float | None, message: str | None) -> None:
+        """Progress of the job. Sent with the next renewal. Thread: any."""
+        if fraction is not None:
+            self.progress = fraction
+        if message is not None:
+            self.message = message
+        self.reported = False
+
+    def is_stopping(self) -> bool:
+        return self.stop_reason is not None
+
+    def try_stop(self, reason: StopReason, detail: str = "") -> bool:
+        """Record why it is to end. The first reason counts, but nothing may be completed after the lease is lost.
+        False: it was ending for this reason, or another one, already."""
+        if self.stop_reason is None or reason is StopReason.LEASE_LOST:
+            is_new = self.stop_reason is not reason
+            self.stop_detail = self.stop_detail if self.stop_reason else detail
+            self.stop_reason = reason
+            return is_new
+        return False
+
+    # --- completions
+
+    def completion(self, ending: Ending, cpu_ms: int | None = None) -> Completion:
+        """The function has returned or raised."""
+        outcome = ending.outcome
+        if outcome is Outcome.SUCCEEDED:
+            job_id, token = self.key
+            return Completion(job_id, token, outcome, ending.result, ending.encoding, cpu_ms=cpu_ms)
+        if self.stop_reason is not None and outcome is Outcome.ERROR and not ending.final:
+            return self.stopped(cpu_ms=cpu_ms, traceback=ending.traceback)
+        shape = next_shape(self.shape, on_gpu=ending.on_gpu) if outcome is Outcome.OUT_OF_MEMORY else None
+        return Completion(
+            *self.key,
+            outcome,
+            error=ending.error,
+            traceback=ending.traceback,
+            final=ending.final,
+            jitter=random.random(),  # noqa: S311 - not for security
+            shape=shape,
+            cpu_ms=cpu_ms,
+        )
+
+    def stopped(
+        self,
+        *,
+        error: str = "",
+        traceback: str = "",
+        exit_code: int | None = None,
+        cpu_ms: int | None = None,
+        peak_bytes: int | None = None,
+        memory_limit: int = 0,
+    ) -> Completion:
+        """The worker has ended it. `memory_limit`: the memory that the worker has, for the next attempt."""
+        assert self.stop_reason is not None
+        outcome = self.stop_reason.outcome
+        return Completion(
+            *self.key,
+            outcome,
+            error=error or self.stop_text(),
+            traceback=traceback,
+            jitter=random.random(),  # noqa: S311
+            shape=next_shape(self.shape, peak_bytes, memory_limit) if outcome is Outcome.OUT_OF_MEMORY else None,
+            exit_code=exit_code,
+            cpu_ms=cpu_ms,
+            peak_memory_bytes=peak_bytes,
+        )
+
+    def stop_text(self) -> str:
+        match self.stop_reason:
+            case StopReason.TIMEOUT:
+                return f"it did not end within its timeout of {self.timeout_s:g} s"
+            case StopReason.SHUTDOWN:
+                return "its worker was stopped; this attempt does not count"
+            case StopReason.CANCELLED:
+                return ""
+            case _:
+                return self.stop_detail
+
+    def released(self) -> Completion:
+        """It has not begun, and is given back."""
+        return Completion(*self.key, Outcome.RELEASED)
+
+
+class CompletionSink(Protocol):
+    """Where runners report ends. Thread: any."""
+
+    def finish(self, attempt: RunningAttempt, completion: Completion) -> None:
+        """The attempt has ended, and its slot and seat are free."""
+
+
+class Runner(Protocol):
+    """Runs attempts with one isolation. All methods return at once. Thread: any."""
+
+    def start(self, attempts: Sequence[RunningAttempt]) -> None: ...
+
+    def stop(self, attempt: RunningAttempt, reason: StopReason, detail: str = "") -> None:
+        """End an attempt as soon as this isolation can."""
+
+    def release_unbegun(self) -> None:
+        """Give back what has not begun, now and from now on."""
+
+    def close(self) -> None:
+        """End everything that can be ended, and wait for that."""
+
+
+def next_shape(
+    shape: Shape, peak_bytes: int | None = None, limit_bytes: int = 0, *, on_gpu: bool = False
+) -> Shape | None:
+    """What an attempt needs after one that ran out of memory; None: the same.
+
+    Twice the requested memory, or one and a half times the peak if that is more, and at most what the worker has.
+    """
+    if on_gpu:
+        if shape.kind is not ShapeKind.FRACTIONAL_GPU or not shape.gpu_memory_bytes:
+            return None
+        return replace(shape, gpu_memory_bytes=shape.gpu_memory_bytes * MEMORY_GROWTH)
+    wanted = max(shape.memory_bytes * MEMORY_GROWTH, (peak_bytes or 0) * PEAK_HEADROOM_PERCENT // 100)
+    if limit_bytes:
+        wanted = min(wanted, limit_bytes)
+    return replace(shape, memory_bytes=wanted) if wanted > shape.memory_bytes else None

@@ -1,0 +1,244 @@
+"""State machine of a job: the table of legal moves, and one pure function per event that returns the new record.
+
+    submit ─▶ blocked ─▶ scheduled ─▶ ready ──claim──▶ leased ──complete──▶ succeeded
+                 │           │  ▲       │ ▲              │ │ │
+                 │           │  └───────┼─┼─── retry ────┘ │ └────────────▶ failed, dead ─┐
+                 │           │          │ └─ lost, released ┘                             │
+                 └───────────┴──────────┴─── cancel ─────────────▶ cancelled ─────────────┤
+                                 ready, blocked ◀────────────── requeue ──────────────────┘
+
+Every function takes the time of the store first, and refuses an illegal move with an assertion: stores check the
+state before they call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.jobs.job import REQUEUEABLE, Attempt, DependencyPolicy, JobRecord, JobState, Outcome
+from dovetail.jobs.ordering import backoff_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dovetail.jobs.job import JobSpec
+    from dovetail.jobs.store import Completion
+
+PREEMPTIONS_KEPT = 20
+"""Preempted attempts that a record keeps; their number is not limited by the retries."""
+
+_S = JobState
+LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
+    _S.SCHEDULED: frozenset({_S.READY, _S.CANCELLED}),
+    _S.BLOCKED: frozenset({_S.SCHEDULED, _S.READY, _S.CANCELLED}),
+    _S.READY: frozenset({_S.LEASED, _S.CANCELLED}),
+    _S.LEASED: frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.DEAD, _S.READY, _S.SCHEDULED}),
+    _S.SUCCEEDED: frozenset(),
+    _S.FAILED: frozenset({_S.READY, _S.BLOCKED}),
+    _S.CANCELLED: frozenset({_S.READY, _S.BLOCKED}),
+    _S.DEAD: frozenset({_S.READY, _S.BLOCKED}),
+}
+"""Moves from each state. A new job starts as blocked, and moves on in the same step if it waits for nothing."""
+
+
+def submitted(now_ms: int, spec: JobSpec, unmet: Iterable[str] = (), failed: str = "") -> JobRecord:
+    """A new job. `unmet`: jobs of `spec.after` that have not succeeded; `failed`: one of them that has ended."""
+    record = JobRecord(spec, JobState.BLOCKED, spec.shape, submitted_ms=now_ms, enqueued_ms=now_ms, unmet=tuple(unmet))
+    if failed:
+        return dependency_failed(now_ms, record, failed)
+    return record if record.unmet else _startable(now_ms, record)
+
+
+def claimed(now_ms: int, record: JobRecord, worker: str, lease_ms: int) -> JobRecord:
+    """Leased by a worker, with a new fencing token; the attempt is charged now."""
+    assert record.state is JobState.READY, record.state
+    return _moved(
+        record,
+        JobState.LEASED,
+        due_ms=now_ms + lease_ms,
+        token=record.token + 1,
+        attempt=record.attempt + 1,
+        worker=worker,
+        started_ms=now_ms,
+        progress=None,
+        message="",
+    )
+
+
+def renewed(
+    now_ms: int, record: JobRecord, lease_ms: int, progress: float | None = None, message: str | None = None
+) -> JobRecord:
+    """The lease starts again. A progress or message that is not given stays."""
+    assert record.state is JobState.LEASED, record.state
+    return replace(
+        record,
+        due_ms=now_ms + lease_ms,
+        progress=record.progress if progress is None else progress,
+        message=record.message if message is None else message,
+    )
+
+
+def completed(now_ms: int, record: JobRecord, completion: Completion) -> JobRecord:
+    """The attempt has ended, as its worker reports."""
+    assert (record.state, record.token) == (JobState.LEASED, completion.token)
+    match completion.outcome:
+        case Outcome.RELEASED if record.cancel_requested:
+            return _finished(now_ms, replace(record, attempt=record.attempt - 1), JobState.CANCELLED)
+        case Outcome.RELEASED:
+            return _ready_again(replace(record, attempt=record.attempt - 1))
+        case Outcome.SUCCEEDED:
+            return _finished(
+                now_ms,
+                record,
+                JobState.SUCCEEDED,
+                attempts=_attempts_after(now_ms, record, completion),
+                result=completion.result,
+                result_encoding=completion.encoding,
+            )
+        case _:
+            return _ended_without_success(now_ms, record, completion)
+
+
+def expired(now_ms: int, record: JobRecord, completion: Completion) -> JobRecord:
+    """The lease was not renewed in time; `completion` has the outcome LOST and no jitter."""
+    assert record.due_ms is not None
+    assert record.due_ms <= now_ms
+    return completed(now_ms, record, completion)
+
+
+def promoted(record: JobRecord) -> JobRecord:
+    """A scheduled job whose time has come."""
+    assert record.state is JobState.SCHEDULED, record.state
+    return _moved(record, JobState.READY, due_ms=None)
+
+
+def cancelled(now_ms: int, record: JobRecord, reason: str = "") -> JobRecord:
+    """Cancelled at once, or, while it runs, marked so that its worker stops it."""
+    if record.state is JobState.LEASED:
+        return replace(record, cancel_requested=True, error=reason)
+    return _finished(now_ms, record, JobState.CANCELLED, error=reason)
+
+
+def dependency_succeeded(now_ms: int, record: JobRecord, job_id: str) -> JobRecord:
+    """A job that this one waits for has succeeded."""
+    unmet = tuple(other for other in record.unmet if other != job_id)
+    if unmet:
+        return replace(record, unmet=unmet)
+    return _startable(now_ms, replace(record, unmet=()))
+
+
+def dependency_failed(now_ms: int, record: JobRecord, job_id: str) -> JobRecord:
+    """A job that this one waits for has ended without success."""
+    if record.spec.if_dependency_fails is DependencyPolicy.BLOCK:
+        return record
+    return _finished(now_ms, record, JobState.CANCELLED, error=_dependency_error(job_id))
+
+
+def requeued(now_ms: int, record: JobRecord, unmet: Iterable[str] = ()) -> JobRecord:
+    """Run a failed, dead or cancelled job again, with all its retries. Its attempts are kept."""
+    assert record.state in REQUEUEABLE, record.state
+    waiting_for = tuple(unmet)
+    return _moved(
+        record,
+        JobState.BLOCKED if waiting_for else JobState.READY,
+        shape=record.spec.shape,
+        enqueued_ms=now_ms,
+        unmet=waiting_for,
+        counted_after=record.attempt,
+        cancel_requested=False,
+        error="",
+        finished_ms=None,
+        progress=None,
+        message="",
+    )
+
+
+def is_repeated(record: JobRecord, completion: Completion, worker: str) -> bool:
+    """Whether this completion has been applied already: its worker sends it again because the answer was lost."""
+    if not record.attempts:
+        return False
+    last = record.attempts[-1]
+    return (last.token, last.outcome, last.worker) == (completion.token, completion.outcome, worker)
+
+
+# --- parts
+
+
+def _ended_without_success(now_ms: int, record: JobRecord, completion: Completion) -> JobRecord:
+    ended = replace(record, attempts=_attempts_after(now_ms, record, completion))
+    outcome = completion.outcome
+    if record.cancel_requested or outcome is Outcome.CANCELLED:
+        return _finished(now_ms, ended, JobState.CANCELLED, error=record.error or completion.error)
+    if outcome is Outcome.PREEMPTED:
+        return _ready_again(ended)
+    limit = 0 if completion.final else record.spec.retries.limit(outcome)
+    failures = sum(1 for item in ended.attempts if item.outcome is outcome and item.number > record.counted_after)
+    if failures > limit:
+        state = JobState.DEAD if limit else JobState.FAILED
+        return _finished(now_ms, ended, state, error=completion.error or outcome.value)
+    if completion.shape is not None:
+        ended = replace(ended, shape=completion.shape)
+    delay_ms = backoff_ms(record.spec.retries, failures, completion.jitter)
+    if not delay_ms:
+        return _ready_again(ended)
+    return _moved(ended, JobState.SCHEDULED, due_ms=now_ms + delay_ms, worker=None, started_ms=None)
+
+
+def _attempts_after(now_ms: int, record: JobRecord, completion: Completion) -> tuple[Attempt, ...]:
+    assert record.worker is not None
+    assert record.started_ms is not None
+    attempt = Attempt(
+        number=record.attempt,
+        token=record.token,
+        worker=record.worker,
+        started_ms=record.started_ms,
+        ended_ms=now_ms,
+        outcome=completion.outcome,
+        error=completion.error,
+        traceback=completion.traceback,
+        exit_code=completion.exit_code,
+        cpu_ms=completion.cpu_ms,
+        peak_memory_bytes=completion.peak_memory_bytes,
+    )
+    kept = record.attempts
+    if attempt.outcome is Outcome.PREEMPTED:
+        preempted = [item for item in kept if item.outcome is Outcome.PREEMPTED]
+        if len(preempted) >= PREEMPTIONS_KEPT:
+            kept = tuple(item for item in kept if item is not preempted[0])
+    return (*kept, attempt)
+
+
+def _finished(now_ms: int, record: JobRecord, state: JobState, error: str = "", **changes: Any) -> JobRecord:
+    return _moved(
+        record,
+        state,
+        due_ms=None,
+        worker=None,
+        started_ms=None,
+        cancel_requested=False,
+        error=error,
+        finished_ms=now_ms,
+        **changes,
+    )
+
+
+def _ready_again(record: JobRecord) -> JobRecord:
+    return _moved(record, JobState.READY, due_ms=None, worker=None, started_ms=None)
+
+
+def _startable(now_ms: int, record: JobRecord) -> JobRecord:
+    """Ready, or scheduled if its time has not come. Waiting counts from the time at which it could first run."""
+    due_ms = max(record.submitted_ms + record.spec.delay_ms, record.spec.at_ms or 0)
+    if due_ms > now_ms:
+        return _moved(record, JobState.SCHEDULED, due_ms=due_ms, enqueued_ms=due_ms)
+    return _moved(record, JobState.READY, enqueued_ms=now_ms)
+
+
+def _dependency_error(job_id: str) -> str:
+    return f"job {job_id}, which it waits for, did not succeed"
+
+
+def _moved(record: JobRecord, state: JobState, **changes: Any) -> JobRecord:
+    assert state in LEGAL_MOVES[record.state], f"job {record.id}: illegal move from {record.state} to {state}"
+    return replace(record, state=state, **changes)

@@ -1,0 +1,368 @@
+"""The store port: durable jobs behind atomic operations, and the requests and replies of these operations.
+
+Stores: `memory_store` (the reference), `sqlite_store`, `redis_store`. All of them pass `tests/jobs/store_contract.py`.
+
+**Atomic.** Each method is one atomic step: all of it has happened when it returns, and nothing of it when it raises
+(`StoreUnavailableError` after a broken connection: it may have happened; every method may be repeated safely).
+
+**Time** is the store's clock only: whole milliseconds that count like Unix time. Clocks of workers and submitters are
+never read. A step sees one time.
+
+**Leases.** A claim gives an attempt a lease until `now + lease_ms` and a fencing token, which is larger than all
+earlier tokens of the job. Renewals and completions carry the token. They are refused if the job is not leased under
+that token. A lease that is past its deadline stays valid until a claim finds it expired. A completion that is repeated
+because its answer was lost is accepted again, without effect.
+
+**Expiry** is found inside every claim, by any worker: there is no sweeper. A worker that waits asks again at
+`Reply.next_ms` and at least once per third of its lease, so that the job of a killed worker is run again as soon as
+its lease ends.
+
+**Attempts** are charged at the claim. An attempt that ends with an error, timeout, loss or out of memory is retried
+while `JobSpec.retries` allows it for that outcome, and is then a dead letter (`dead`); with 0 retries, or a completion
+that is `final`, it is `failed`.
+
+**Order.** Ready jobs are in buckets, one per queue and shape. A claim looks at the first job of each bucket, takes the
+one with the smallest order key (`ordering.order_key`, then the id) that fits into the free resources, and repeats this
+until no slot is left or no first job fits. A bucket whose first job does not fit is not searched further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dovetail.errors import ConfigError, EngineError
+from dovetail.jobs.job import DEFAULT_LEASE_MS, DEFAULT_QUEUE, FINISHED, JobRecord, JobSpec, JobState, Lease, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dovetail.resources.free_resources import FreeResources
+    from dovetail.resources.shape import Shape
+
+SCHEMA_VERSION = 1
+"""Version of what stores keep. A store with a newer version is refused (`StoreVersionError`)."""
+DUE_PER_STEP = 1_000
+"""Expired leases and scheduled jobs that one claim handles at most, so that no step takes long."""
+WORKER_FORGOTTEN_MS = 3_600_000
+"""A worker without a heartbeat for this long is removed when another one registers."""
+
+
+class StoreUnavailableError(EngineError):
+    """The store cannot be reached now, or is full. The operation can be repeated."""
+
+
+class StoreVersionError(ConfigError):
+    """The store was written by a newer version, or by another program."""
+
+
+class Receipt(NamedTuple):
+    """Answer to the submission of one job."""
+
+    id: str
+    """Of the job in the store: another id than the submitted one if its idempotency key is in use."""
+    created: bool
+    """False: the store has a job with this id or key already."""
+    missing: tuple[str, ...] = ()
+    """Jobs in `after` that the store does not have. If there are any, the job was not stored."""
+
+
+class Completion(NamedTuple):
+    """The end of an attempt, as its worker reports it."""
+
+    job_id: str
+    token: int
+    outcome: Outcome
+    result: bytes | None = None
+    encoding: str = ""
+    """Encoding of the result."""
+    error: str = ""
+    traceback: str = ""
+    final: bool = False
+    """Do not retry."""
+    jitter: float = 0.0
+    """Random number, 0 <= jitter < 1, for the delay before the retry. An argument, so that traces can be replayed."""
+    shape: Shape | None = None
+    """What the next attempt needs, if it changes (more memory)."""
+    exit_code: int | None = None
+    cpu_ms: int | None = None
+    peak_memory_bytes: int | None = None
+
+
+class Renewal(NamedTuple):
+    """A running attempt, with its progress if that has changed."""
+
+    job_id: str
+    token: int
+    progress: float | None = None
+    message: str | None = None
+
+
+class LeaseId(NamedTuple):
+    """A lease by its job and fencing token."""
+
+    job_id: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a worker can take now."""
+
+    slots: int
+    """Maximum number of jobs."""
+    free: FreeResources
+    """Free resources of the worker; the jobs that it gets fit into them together, each taken by the first assignment
+    of `Fit.assignments`, in the order of the reply."""
+    queues: tuple[str, ...] = (DEFAULT_QUEUE,)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One round trip of a worker: complete, renew, then claim."""
+
+    worker: str
+    completions: Sequence[Completion] = ()
+    renewals: Sequence[Renewal] = ()
+    claim: Claim | None = None
+    lease_ms: int = DEFAULT_LEASE_MS
+    """Length of the leases that are renewed and claimed."""
+
+
+class ClaimedJob(NamedTuple):
+    """A job for the worker that claimed it."""
+
+    spec: JobSpec
+    shape: Shape
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A job that is submitted again and again at the times of a cron expression."""
+
+    name: str
+    cron: str
+    timezone: str
+    template: JobSpec
+    """The job to submit; its id and key are replaced for each fire time (`schedule.job_of`)."""
+    next_ms: int
+    """The next fire time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer to an exchange."""
+
+    now_ms: int
+    """The store's time of the step."""
+    claimed: Sequence[ClaimedJob] = ()
+    """In the order in which they were taken."""
+    refused: Sequence[LeaseId] = ()
+    """Completions and renewals whose lease is not valid any more: stop their attempts; their results are dropped."""
+    cancelled: Sequence[str] = ()
+    """Of the jobs renewed: those whose cancellation is requested."""
+    next_ms: int | None = None
+    """When the next scheduled job is due, a lease expires or a schedule fires; ask again then. None: no such time.
+    Given if the exchange had a claim."""
+    due_schedules: Sequence[Schedule] = ()
+    """Schedules whose fire time has come: submit their jobs with `fire`. Given if the exchange had a claim."""
+    known: bool = True
+    """False: the worker is not registered (any more), and should register again."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs to list or purge; an empty field accepts all."""
+
+    states: frozenset[JobState] = frozenset()
+    queue: str | None = None
+    function: str | None = None
+    schedule: str | None = None
+    finished_before_ms: int | None = None
+    """Only finished jobs, and only those that finished before this time."""
+
+
+class Page(NamedTuple):
+    """A part of a list of jobs, newest first (descending ids)."""
+
+    jobs: Sequence[JobRecord]
+    """Without payload, result and tracebacks; `get` has them."""
+    next_id: str | None
+    """Pass it as `before` for the next page; None: this is the last one."""
+
+
+class Purged(NamedTuple):
+    """Jobs that were removed."""
+
+    jobs: int
+    bytes: int
+    """Of their payloads and results."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """Counts of one queue."""
+
+    queue: str
+    counts: Mapping[JobState, int]
+    paused: bool
+    oldest_ms: int | None
+    """When the longest-waiting ready job was enqueued."""
+    ready_by_shape: Mapping[Shape, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker as it registered, and what the store knows of it."""
+
+    id: str
+    """Unique among live workers: two processes must not register under the same id."""
+    queues: tuple[str, ...] = (DEFAULT_QUEUE,)
+    slots: int = 0
+    details: Mapping[str, object] = field(default_factory=dict)
+    """Plain JSON data: host, pid, resources, isolation, version."""
+    registered_ms: int = 0
+    heartbeat_ms: int = 0
+    """Time of its latest exchange."""
+    leases: int = 0
+    """Jobs that it holds now."""
+
+
+class Store(Protocol):
+    """Durable jobs. Thread-safe: any method may be called from any thread, also while `wait` blocks."""
+
+    # --- jobs
+
+    def submit(self, specs: Sequence[JobSpec]) -> list[Receipt]:
+        """Store jobs, in one step. Answers are in the order of the specifications, each decided on its own.
+
+        A job whose id or key is in the store is not stored again. `after` may name jobs that are in the store, and
+        jobs that come earlier in the same call. A job does not wait for one that has already succeeded. If one has
+        already ended otherwise, the job is cancelled or stays blocked, as `if_dependency_fails` says.
+        """
+
+    def cancel(self, ids: Sequence[str], reason: str = "") -> list[JobState | None]:
+        """Cancel jobs; answer their states afterwards, None for unknown jobs.
+
+        Waiting jobs are cancelled at once. A leased job stays leased: its worker is woken and finds the job in
+        `Reply.cancelled` of its next exchange that renews it. If the worker completes it with success, the result
+        counts. An attempt that ends in any other way, or whose lease expires, leaves the job cancelled. Finished jobs
+        do not change.
+        """
+
+    def requeue(self, ids: Sequence[str]) -> list[JobState | None]:
+        """Run failed, dead or cancelled jobs again, with all their retries, ordered by the time of this call.
+
+        Jobs in other states do not change. Answer the states afterwards, None for unknown jobs. A requeued job waits
+        again for those in `after` that have not succeeded; purged ones count as met. Jobs that were cancelled because
+        they depended on a requeued one are not requeued with it.
+        """
+
+    def purge(self, chosen: JobFilter, limit: int = 10_000, keep_bytes: int | None = None) -> Purged:
+        """Remove finished jobs, those that finished first (then the smallest id) first, at most `limit`.
+
+        With `keep_bytes`, only until the payloads and results of all finished jobs that the filter accepts are at most
+        that many bytes. Jobs that a blocked job waits for are kept.
+        """
+
+    def get(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        """Whole records; None for unknown jobs."""
+
+    def find(self, chosen: JobFilter, limit: int = 100, before: str | None = None) -> Page:
+        """List jobs, newest first; `before` is `Page.next_id` of the page before."""
+
+    def id_of_key(self, key: str) -> str | None:
+        """The job with this idempotency key."""
+
+    def wait_finished(self, ids: Sequence[str], timeout_s: float) -> list[str]:
+        """Block until one of these jobs is finished, or the time has passed; answer all that are finished (or unknown).
+        Woken by the store, without polling."""
+
+    # --- workers
+
+    def register_worker(self, worker: WorkerInfo) -> None:
+        """Add a worker, or replace the one with this id. Registration does not touch leases."""
+
+    def remove_worker(self, worker: str) -> None:
+        """Remove a worker that has ended. Leases that it holds expire as usual."""
+
+    def workers(self) -> list[WorkerInfo]:
+        """All registered workers, by id."""
+
+    def exchange(self, request: Exchange) -> Reply:
+        """One round trip of a worker, in this order:
+
+        1. completions, in order; the jobs that become ready by them can be claimed in step 5;
+        2. renewals;
+        3. the heartbeat of the worker;
+        4. if there is a claim: expired leases and scheduled jobs whose time has come, up to `DUE_PER_STEP`, earliest
+           first;
+        5. the claim. Queues that are paused give nothing.
+
+        After a broken connection the same exchange can be repeated: completions count once. Jobs that were claimed
+        by a lost reply are run again when their lease expires.
+        """
+
+    def wait(self, worker: str, timeout_s: float) -> bool:
+        """Block until there may be something to do for this worker, or the time has passed (False).
+
+        Returns True at once if, since the last wait of this worker returned, another step than its own exchanges made
+        a job ready or scheduled in one of its queues (as registered), resumed a queue, set a schedule or requested the
+        cancellation of a job that it holds, or if `wake` was called. It may also return True without a reason. It does
+        not wake for times: pass a timeout that ends at `Reply.next_ms`. One thread waits for a worker at a time.
+        """
+
+    def wake(self, worker: str) -> None:
+        """End the `wait` of a worker of this process, or its next one. Cheap; called by any thread."""
+
+    # --- queues and schedules
+
+    def set_paused(self, queue: str, paused: bool) -> None:
+        """Pause or resume a queue. A paused queue accepts jobs and gives none; running jobs continue."""
+
+    def stats(self) -> list[QueueStats]:
+        """All queues that have jobs or are paused, by name."""
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        """Add a schedule, or replace the one with this name. If cron, timezone and template (but for its id) are
+        unchanged, the next fire time stays, so that several processes can declare the same schedule."""
+
+    def remove_schedule(self, name: str) -> bool:
+        """Remove a schedule; jobs that it has submitted stay. False: there is none."""
+
+    def schedules(self) -> list[Schedule]:
+        """All schedules, by name."""
+
+    def fire(self, name: str, fire_ms: int, next_ms: int, spec: JobSpec) -> Receipt | None:
+        """Submit the job of a fire time and set the next one, if `fire_ms` is still the schedule's next fire time;
+        otherwise None: another worker has fired it. So each fire time submits one job."""
+
+    # --- the store itself
+
+    def now_ms(self) -> int:
+        """The store's time."""
+
+    def close(self) -> None:
+        """Release connections and end waits. The store cannot be used afterwards."""
+
+
+def is_accepted(chosen: JobFilter, record: JobRecord) -> bool:
+    """Whether a filter accepts a job."""
+    spec = record.spec
+    if chosen.states and record.state not in chosen.states:
+        return False
+    if chosen.queue is not None and spec.queue != chosen.queue:
+        return False
+    if chosen.function is not None and spec.function != chosen.function:
+        return False
+    if chosen.schedule is not None and spec.schedule != chosen.schedule:
+        return False
+    if chosen.finished_before_ms is None:
+        return True
+    return record.finished_ms is not None and record.finished_ms < chosen.finished_before_ms
+
+
+def purgeable_states(chosen: JobFilter) -> frozenset[JobState]:
+    """States of the jobs that `purge` may remove."""
+    return FINISHED & chosen.states if chosen.states else FINISHED

@@ -1,0 +1,299 @@
+"""From the arguments of `Queue.submit` to job specifications: checks everything, and reports all problems at once."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import UNSET, Change, ConfigError, Problem, Subject, nearest_word, short_repr
+from dovetail.jobs.job import DEFAULT_QUEUE, DependencyPolicy, JobSpec
+from dovetail.jobs.job_function import (
+    NOT_A_FUNCTION,
+    REFERENCE_LIMIT_CHARS,
+    REFERENCE_PATTERN,
+    JobFunction,
+    declared_function,
+    reference_of,
+    script_path,
+)
+from dovetail.jobs.job_id import new_job_id
+from dovetail.jobs.payload_codec import FILE, PayloadCodec, call_problems, encode_call
+from dovetail.jobs.submit_options import (
+    BAD_OPTION,
+    SUBMIT_OPTIONS,
+    after_ids,
+    at_ms,
+    option_problems,
+    to_ms,
+    to_priority,
+    to_retries,
+    to_shape,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BAD_CALL = "DT604"
+CRON_ONLY = ("after", "at", "delay", "if_dependency_fails")
+"""Options that a schedule cannot have: they are about one job."""
+EXCLUSIVE = ("kwargs", "keys", *SUBMIT_OPTIONS.names)
+"""Keywords of `submit` and `submit_many` that are not arguments of the function."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A function and options, from which the jobs of several calls are made."""
+
+    template: JobSpec
+    """Without id and payload."""
+    signature: inspect.Signature | None = None
+    """Of the function, if it is known here."""
+    cron: str | None = None
+    timezone: str = "UTC"
+
+    def checked_spec(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], codec: PayloadCodec, key: str | None = None
+    ) -> JobSpec:
+        """The job of one call; ConfigError if the arguments do not fit the function or are not JSON."""
+        problem = self.call_problem(args, kwargs)
+        if problem is not None:
+            raise ConfigError(problem)
+        return self.spec(args, kwargs, codec, key)
+
+    def spec(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], codec: PayloadCodec, key: str | None = None
+    ) -> JobSpec:
+        """The job of a call that fits the function; ConfigError if the arguments are not JSON."""
+        job_id = new_job_id()
+        payload, encoding = encode_call(args, kwargs, codec.of_job(job_id))
+        template = self.template
+        return replace(template, id=job_id, payload=payload, encoding=encoding, key=key or template.key)
+
+    def call_problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem | None:
+        """Whether the function can be called with these arguments."""
+        if self.signature is None:
+            return None
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return _bind_problem(self.template.function, self.signature, str(error), kwargs)
+        return None
+
+
+@dataclass
+class _Draft:
+    """A submission while it is checked."""
+
+    problems: list[Problem] = field(default_factory=list)
+    reference: str = ""
+    declared: JobFunction | None = None
+
+
+def prepare(
+    function: object,
+    options: Mapping[str, Any],
+    named: Mapping[str, Any],
+    default_queue: str = DEFAULT_QUEUE,
+    call: tuple[Sequence[Any], Mapping[str, Any] | None] | None = None,
+    codec: PayloadCodec | None = None,
+) -> tuple[Submission, dict[str, Any]]:
+    """The submission, and the keyword arguments of the function.
+
+    `options`: the options of `submit` that were given, None if only by name; `named`: other keywords, which are
+    arguments of the function.
+    `call`: the positional arguments and `kwargs=`, which are checked as well; `codec`: how they are encoded.
+    ConfigError with all problems.
+    """
+    draft = _Draft()
+    _find_function(function, draft)
+    signature = _signature(draft.declared)
+    explicit = call[1] if call is not None else None
+    kwargs = _keywords(named, explicit, draft)
+    if explicit is None and call is not None:
+        draft.problems += _ambiguous(options, signature, draft.reference)
+    declared = draft.declared.defaults.given if draft.declared is not None else {}
+    given = {**declared, **{name: value for name, value in options.items() if value is not None}}
+    cron, zone = given.get("cron"), given.get("timezone")
+    draft.problems += option_problems(SUBMIT_OPTIONS, given)
+    draft.problems += _combination_problems(given, cron, zone)
+    template = JobSpec("", draft.reference) if draft.problems else _template(draft.reference, given, default_queue)
+    found = Submission(template, signature, cron, zone or "UTC")
+    if call is not None and draft.reference:
+        problem = found.call_problem(call[0], kwargs)
+        draft.problems += [problem] if problem is not None else []
+    if draft.problems and call is not None and codec is not None and not codec.allow_pickle:
+        draft.problems += call_problems(call[0], kwargs)
+    if draft.problems:
+        raise ConfigError(draft.problems)
+    return found, kwargs
+
+
+def _template(reference: str, given: Mapping[str, Any], default_queue: str) -> JobSpec:
+    return JobSpec(
+        id="",
+        function=reference,
+        queue=given.get("queue", default_queue),
+        priority=to_priority(given.get("priority", 0)),
+        shape=to_shape(given.get("resources")),
+        retries=to_retries(given.get("retries")),
+        key=given.get("key"),
+        after=tuple(after_ids(given.get("after", ())) or ()),
+        if_dependency_fails=DependencyPolicy(given.get("if_dependency_fails", "cancel")),
+        at_ms=at_ms(given["at"]) if "at" in given else None,
+        delay_ms=(to_ms(given["delay"]) or 0) if given.get("delay") else 0,
+        timeout_ms=to_ms(given.get("timeout")),
+        isolation=given.get("isolation"),
+    )
+
+
+# --- the function
+
+
+def _find_function(function: object, draft: _Draft) -> None:
+    """Set the reference and the declaration of a function, an object of `@dt.job` or a reference."""
+    try:
+        if isinstance(function, str):
+            draft.reference = checked_reference(function)
+            draft.declared = declared_function(draft.reference)
+            if draft.declared is None:
+                _check_declared(draft.reference)
+        elif isinstance(function, JobFunction):
+            draft.reference, draft.declared = reference_of(function), function
+        else:
+            reference = reference_of(function)
+            draft.declared = declared_function(reference)
+            draft.reference = reference
+            if draft.declared is None:
+                draft.problems.append(_undeclared(reference))
+    except ConfigError as error:
+        draft.problems += error.problems
+
+
+def checked_reference(text: str) -> str:
+    """A reference with an absolute path; ConfigError if it is not one."""
+    if len(text) <= REFERENCE_LIMIT_CHARS:
+        place, colon, name = text.rpartition(":")
+        if colon and place.endswith(".py") and name.isidentifier() and place.isprintable():
+            path = os.path.expanduser(place)  # noqa: PTH111
+            if os.path.isfile(path):  # noqa: PTH113
+                return f"{script_path(path)}:{name}"
+            if os.path.isabs(path):  # noqa: PTH117 - it may exist on the workers
+                return f"{path}:{name}"
+            message = f"{short_repr(text)}: there is no file {place} in this folder"
+            raise ConfigError(Problem(NOT_A_FUNCTION, message, fixes=('submit "/path/script.py:name"',)))
+        if re.match(REFERENCE_PATTERN, text) and text.isprintable():
+            return text
+    place, dot, name = text.rpartition(".")
+    dotted = dot and len(text) <= 100 and re.match(REFERENCE_PATTERN, f"{place}:{name}")
+    message = f"{short_repr(text)} is not a reference to a function"
+    raise ConfigError(
+        Problem(NOT_A_FUNCTION, message, fixes=(f'submit "{place}:{name}"' if dotted else 'submit "pkg.module:name"',))
+    )
+
+
+def _check_declared(reference: str) -> None:
+    """Refuse a name whose module is imported here and does not declare it."""
+    place, _, name = reference.rpartition(":")
+    module = sys.modules.get(place)
+    if module is None:
+        return
+    declared = [one for one, value in list(vars(module).items()) if isinstance(value, JobFunction)]
+    if hasattr(module, name):
+        raise ConfigError(_undeclared(reference))
+    near = nearest_word(name, declared)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    fixes = (f'submit "{place}:{near}"',) if near else (f"write def {name} in {place}, with @dt.job above it",)
+    raise ConfigError(Problem(NOT_A_FUNCTION, f"{place} has no {name!r}{hint}", fixes=fixes))
+
+
+def _undeclared(reference: str) -> Problem:
+    place, _, name = reference.rpartition(":")
+    message = f"{reference} is not declared as a job: workers run only functions with @dt.job"
+    return Problem(NOT_A_FUNCTION, message, fixes=(f"write @dt.job above def {name} in {place}",))
+
+
+@lru_cache(1024)
+def _signature(declared: JobFunction | None) -> inspect.Signature | None:
+    return None if declared is None else inspect.signature(declared.function)
+
+
+# --- arguments
+
+
+def _keywords(named: Mapping[str, Any], explicit: object, draft: _Draft) -> dict[str, Any]:
+    if explicit is None:
+        return dict(named)
+    if not isinstance(explicit, Mapping) or not all(isinstance(name, str) for name in explicit):
+        message = f"kwargs={short_repr(explicit)} is not a mapping of names to arguments"
+        draft.problems.append(Problem(BAD_OPTION, message, fixes=(Change({"kwargs": {"timeout": 30}}),)))
+        return dict(named)
+    twice = sorted(set(explicit) & set(named))
+    if twice:
+        message = f"the argument {twice[0]!r} is given twice: by name and in kwargs"
+        draft.problems.append(Problem(BAD_CALL, message, fixes=(f"omit {twice[0]} in one of them",)))
+    return {**named, **explicit}
+
+
+def _ambiguous(options: Mapping[str, Any], signature: inspect.Signature | None, reference: str) -> list[Problem]:
+    """Options of submit that are parameters of the function, too."""
+    if signature is None:
+        return []
+    name = reference.rpartition(":")[2]
+    problems = []
+    for option in options:
+        if option in signature.parameters:
+            value = options[option]
+            message = f"{option}={short_repr(value)} is ambiguous: {name}() and submit() both have {option!r}"
+            argument = Change({"kwargs": {option: value}}, note=f"the argument of {name}()")
+            own = Change({option: value, "kwargs": {}}, note="the option of submit()")
+            problems.append(Problem(BAD_CALL, message, fixes=(argument, own), subject=Subject("setting", option)))
+    return problems
+
+
+def _bind_problem(reference: str, signature: inspect.Signature, reason: str, kwargs: Mapping[str, Any]) -> Problem:
+    name = reference.rpartition(":")[2]
+    shown = f"{name}{signature}"
+    evidence = (shown if len(shown) <= 200 else f"{shown[:197]}...",)
+    unknown = [word for word in kwargs if word not in signature.parameters]
+    fixes = []
+    for word in unknown:
+        near = nearest_word(word, [*EXCLUSIVE, *signature.parameters])
+        if near is not None:
+            fixes.append(f"{near}={short_repr(kwargs[word])}")
+    message = f"{name}() cannot be called with these arguments: {reason}"
+    return Problem(BAD_CALL, message, evidence, tuple(fixes) or (f"call it as {name}{signature}"[:200],))
+
+
+# --- combinations
+
+
+def _combination_problems(given: Mapping[str, Any], cron: object, zone: object) -> Iterable[Problem]:
+    if cron is not None:
+        for name in CRON_ONLY:
+            if name in given:
+                message = f"{name} and cron exclude each other: a schedule submits its jobs at its fire times"
+                yield Problem(BAD_OPTION, message, fixes=(Change({name: UNSET}), Change({"cron": UNSET})))
+    elif zone is not None:
+        message = f"timezone={short_repr(zone)} has no meaning without cron"
+        yield Problem(
+            BAD_OPTION, message, fixes=(Change({"cron": "0 3 * * *", "timezone": "UTC"}), Change({"timezone": UNSET}))
+        )
+    if "at" in given and "delay" in given:
+        message = "at and delay exclude each other"
+        yield Problem(BAD_OPTION, message, fixes=(Change({"delay": UNSET}), Change({"at": UNSET})))
+
+
+def too_large_for_schedule(spec: JobSpec) -> ConfigError | None:
+    """Schedules keep their arguments for as long as they exist, so they cannot be in a file of one job."""
+    if not spec.encoding.endswith(FILE):
+        return None
+    fixes = ("pass the path of a file that has the data",)
+    return ConfigError(
+        Problem("DT618", "the arguments of a schedule are too large to be kept in the queue", fixes=fixes)
+    )

@@ -1,0 +1,272 @@
+"""The steps of a store over its table: submit, exchange, cancel, requeue, purge, schedules. Pure: time is an argument.
+
+A store makes one `Transaction` per step, commits what it has put into the table, and then wakes what `effects` lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heapreplace
+from typing import TYPE_CHECKING
+
+from dovetail.jobs import state_machine
+from dovetail.jobs.job import REQUEUEABLE, JobState, Outcome
+from dovetail.jobs.ordering import order_of
+from dovetail.jobs.store import (
+    DUE_PER_STEP,
+    WORKER_FORGOTTEN_MS,
+    ClaimedJob,
+    Completion,
+    LeaseId,
+    Purged,
+    Receipt,
+    Reply,
+    Schedule,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.jobs.admission import Admission
+    from dovetail.jobs.job import JobRecord, JobSpec
+    from dovetail.jobs.job_table import JobTable
+    from dovetail.jobs.store import Claim, Exchange, JobFilter, WorkerInfo
+
+LEASE_EXPIRED = "the lease expired: its worker was killed, stopped or cut off"
+
+
+@dataclass(slots=True)
+class Effects:
+    """What a step has changed that others wait for."""
+
+    queues: set[str] = field(default_factory=set)
+    """Queues in which a job became ready or was scheduled."""
+    workers: set[str] = field(default_factory=set)
+    """Workers that hold a job whose cancellation was requested."""
+    finished: set[str] = field(default_factory=set)
+    """Jobs that finished."""
+    all_workers: bool = False
+    """A schedule or a pause changed."""
+
+
+class Transaction:
+    """One atomic step at one time."""
+
+    def __init__(self, table: JobTable, now_ms: int, admission: Admission) -> None:
+        self.now_ms = now_ms
+        self.effects = Effects()
+        self._table = table
+        self._admission = admission
+
+    # --- steps of submitters
+
+    def submit(self, specs: Sequence[JobSpec]) -> list[Receipt]:
+        self._table.prefetch([other for spec in specs for other in (spec.id, *spec.after)])
+        return [self._submit(spec) for spec in specs]
+
+    def cancel(self, ids: Sequence[str], reason: str) -> list[JobState | None]:
+        self._table.prefetch(ids)
+        return [self._cancel(job_id, reason) for job_id in ids]
+
+    def requeue(self, ids: Sequence[str]) -> list[JobState | None]:
+        self._table.prefetch(ids)
+        return [self._requeue(job_id) for job_id in ids]
+
+    def purge(self, chosen: JobFilter, limit: int, keep_bytes: int | None) -> Purged:
+        excess = 0 if keep_bytes is None else self._table.finished_bytes(chosen) - keep_bytes
+        removed: list[JobRecord] = []
+        removed_bytes = 0
+        for job_id, size in self._table.finished(chosen):
+            if len(removed) >= limit or (keep_bytes is not None and removed_bytes >= excess):
+                break
+            record = self._table.get(job_id)
+            if record is None or self._table.dependants(job_id):
+                continue
+            removed.append(record)
+            removed_bytes += size
+        for record in removed:
+            self._table.delete(record)
+        return Purged(len(removed), removed_bytes)
+
+    # --- steps of workers
+
+    def exchange(self, request: Exchange) -> Reply:
+        self._table.prefetch([item.job_id for item in request.completions])
+        self._table.prefetch([item.job_id for item in request.renewals])
+        refused = [
+            LeaseId(item.job_id, item.token) for item in request.completions if not self._complete(request, item)
+        ]
+        cancelled: list[str] = []
+        for renewal in request.renewals:
+            record = self._leased(renewal.job_id, renewal.token)
+            if record is None:
+                refused.append(LeaseId(renewal.job_id, renewal.token))
+                continue
+            self._put(state_machine.renewed(self.now_ms, record, request.lease_ms, renewal.progress, renewal.message))
+            if record.cancel_requested:
+                cancelled.append(record.id)
+        known = self._table.heartbeat(request.worker, self.now_ms)
+        if request.claim is None:
+            return Reply(self.now_ms, (), refused, cancelled, known=known)
+        self._handle_due()
+        claimed = self._claim(request.worker, request.claim, request.lease_ms)
+        schedules = self._table.schedules()
+        due = [schedule for schedule in schedules if schedule.next_ms <= self.now_ms]
+        times = [schedule.next_ms for schedule in schedules]
+        next_due_ms = self._table.next_due_ms()
+        if next_due_ms is not None:
+            times.append(next_due_ms)
+        return Reply(self.now_ms, claimed, refused, cancelled, min(times, default=None), due, known)
+
+    def register_worker(self, worker: WorkerInfo) -> None:
+        for other in self._table.workers():
+            if other.heartbeat_ms < self.now_ms - WORKER_FORGOTTEN_MS and not other.leases:
+                self._table.delete_worker(other.id)
+        self._table.put_worker(replace(worker, registered_ms=self.now_ms, heartbeat_ms=self.now_ms))
+
+    # --- queues and schedules
+
+    def set_paused(self, queue: str, paused: bool) -> None:
+        self._table.set_paused(queue, paused)
+        self.effects.all_workers = not paused
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        before = self._schedule(schedule.name)
+        if before is not None and _declaration(before) == _declaration(schedule):
+            return
+        self._table.put_schedule(schedule)
+        self.effects.all_workers = True
+
+    def remove_schedule(self, name: str) -> bool:
+        found = self._schedule(name) is not None
+        self._table.delete_schedule(name)
+        return found
+
+    def fire(self, name: str, fire_ms: int, next_ms: int, spec: JobSpec) -> Receipt | None:
+        schedule = self._schedule(name)
+        if schedule is None or schedule.next_ms != fire_ms:
+            return None
+        self._table.put_schedule(replace(schedule, next_ms=next_ms))
+        [receipt] = self.submit([spec])
+        return receipt
+
+    # --- parts
+
+    def _submit(self, spec: JobSpec) -> Receipt:
+        if self._table.get(spec.id) is not None:
+            return Receipt(spec.id, created=False)
+        if spec.key is not None:
+            known = self._table.id_of_key(spec.key)
+            if known is not None:
+                return Receipt(known, created=False)
+        others = {other: self._table.get(other) for other in spec.after}
+        missing = tuple(other for other, record in others.items() if record is None)
+        if missing:
+            return Receipt(spec.id, created=False, missing=missing)
+        unmet = [other for other, record in others.items() if record and record.state is not JobState.SUCCEEDED]
+        failed = next((other for other in unmet if (record := others[other]) and record.state.is_finished), "")
+        self._put(state_machine.submitted(self.now_ms, spec, unmet, failed))
+        return Receipt(spec.id, created=True)
+
+    def _cancel(self, job_id: str, reason: str) -> JobState | None:
+        record = self._table.get(job_id)
+        if record is None or record.state.is_finished:
+            return record.state if record else None
+        after = state_machine.cancelled(self.now_ms, record, reason)
+        self._put(after)
+        if after.worker is not None:
+            self.effects.workers.add(after.worker)
+        return after.state
+
+    def _requeue(self, job_id: str) -> JobState | None:
+        record = self._table.get(job_id)
+        if record is None or record.state not in REQUEUEABLE:
+            return record.state if record else None
+        others = {other: self._table.get(other) for other in record.spec.after}
+        unmet = [other for other, found in others.items() if found and found.state is not JobState.SUCCEEDED]
+        after = state_machine.requeued(self.now_ms, record, unmet)
+        self._put(after)
+        return after.state
+
+    def _leased(self, job_id: str, token: int) -> JobRecord | None:
+        record = self._table.get(job_id)
+        valid = record is not None and record.state is JobState.LEASED and record.token == token
+        return record if valid else None
+
+    def _complete(self, request: Exchange, completion: Completion) -> bool:
+        """False if the lease is not valid any more."""
+        record = self._leased(completion.job_id, completion.token)
+        if record is None:
+            known = self._table.get(completion.job_id)
+            return known is not None and state_machine.is_repeated(known, completion, request.worker)
+        self._put(state_machine.completed(self.now_ms, record, completion))
+        return True
+
+    def _handle_due(self) -> None:
+        for record in self._table.due(self.now_ms, DUE_PER_STEP):
+            if record.state is JobState.SCHEDULED:
+                self._put(state_machine.promoted(record))
+            else:
+                lost = Completion(record.id, record.token, Outcome.LOST, error=LEASE_EXPIRED)
+                self._put(state_machine.expired(self.now_ms, record, lost))
+
+    def _claim(self, worker: str, claim: Claim, lease_ms: int) -> list[ClaimedJob]:
+        paused = self._table.paused_queues()
+        queues = [queue for queue in dict.fromkeys(claim.queues) if queue not in paused]
+        if claim.slots <= 0 or not queues:
+            return []
+        buckets = self._table.buckets(queues, claim.slots)
+        heads = [(order_of(record), index) for index, bucket in enumerate(buckets) if (record := bucket.peek())]
+        heapify(heads)
+        claimed: list[ClaimedJob] = []
+        free = claim.free
+        while heads and len(claimed) < claim.slots:
+            bucket = buckets[heads[0][1]]
+            record = bucket.peek()
+            assert record is not None
+            remaining = self._admission.take(record.shape, free)
+            if remaining is None:
+                heappop(heads)
+                continue
+            free = remaining
+            bucket.pop()
+            after = state_machine.claimed(self.now_ms, record, worker, lease_ms)
+            self._put(after)
+            lease = after.lease
+            assert lease is not None
+            claimed.append(ClaimedJob(after.spec, after.shape, lease))
+            following = bucket.peek()
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (order_of(following), heads[0][1]))
+        return claimed
+
+    def _schedule(self, name: str) -> Schedule | None:
+        return next((schedule for schedule in self._table.schedules() if schedule.name == name), None)
+
+    def _put(self, record: JobRecord) -> None:
+        """Store a record, and then what follows for the jobs that wait for it, and for those that wait for these."""
+        changed = [record]
+        while changed:
+            record = changed.pop()
+            self._table.put(record)
+            if record.state in (JobState.READY, JobState.SCHEDULED):
+                self.effects.queues.add(record.spec.queue)
+            elif record.state.is_finished:
+                self.effects.finished.add(record.id)
+                changed += self._changed_dependants(record)
+
+    def _changed_dependants(self, finished: JobRecord) -> list[JobRecord]:
+        decide = (
+            state_machine.dependency_succeeded
+            if finished.state is JobState.SUCCEEDED
+            else state_machine.dependency_failed
+        )
+        decided = [(before, decide(self.now_ms, before, finished.id)) for before in self._table.dependants(finished.id)]
+        return [after for before, after in decided if after is not before]
+
+
+def _declaration(schedule: Schedule) -> tuple[object, ...]:
+    template = replace(schedule.template, id="")
+    return schedule.cron, schedule.timezone, template

@@ -1,0 +1,293 @@
+"""Capacity of a worker: slots, resources, and the seats of its running jobs.
+
+The resources are those that the worker was granted by the claims of its machine, which it shares with runs and actor
+systems, or those that it was given. Slots limit the number of jobs. With `auto`, jobs that declare no resources are
+limited by a table of sizes, and all others by what they request.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dovetail.claims.store import ClaimRequest
+from dovetail.claims.wait import wait_for_claim
+from dovetail.engines.local.worker_environment import INSIDE_WORKER_VARIABLE, seat_environment
+from dovetail.errors import DovetailError, InfeasibleError
+from dovetail.jobs.job import NO_RESOURCES
+from dovetail.resources.amounts import (
+    CARD_FIELDS,
+    CPU,
+    CUSTOM_PREFIX,
+    HOST,
+    MEMORY,
+    add_amounts,
+    cluster_capacity,
+    max_amounts,
+    subtract_amounts,
+    sum_seats,
+)
+from dovetail.resources.fit import Fit
+from dovetail.resources.free_resources import WHOLE_CARD_MILLI, FreeCard, FreeResources, NodeKind
+from dovetail.resources.seat import CardShare, Seat
+from dovetail.runtime.admission import machine_claims, print_stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dovetail.claims.owner import Owner
+    from dovetail.claims.store import ClaimStore, Grant
+    from dovetail.resources.amounts import Amounts
+    from dovetail.resources.cluster import Cluster, Gpu, Node
+    from dovetail.resources.shape import Shape
+
+CPU_TABLE = ((8, 4), (4, 2), (0, 1))
+"""(CPUs from, jobs at once) of a worker without GPUs."""
+GPU_TABLE = ((16 << 30, 2), (0, 1))
+"""(Memory of a card from, jobs at once on it)."""
+CARD_TOLERANCE = 0.94
+"""A card of 16 GB reports a little less."""
+AUTO_LIMIT = 256
+"""Jobs at once with `auto` slots, however little each of them requests."""
+CLAIM_UPDATE_S = 1.0
+MIN_CLAIM_MILLI = 1000
+"""CPUs that a worker needs to begin, in thousandths."""
+
+
+def auto_slots(cpu_milli: int, cards: Sequence[Gpu]) -> int:
+    """Jobs without declared resources that run at once: the lower end of each range in the sizing tables."""
+    if not cards:
+        return next(jobs for least, jobs in CPU_TABLE if cpu_milli >= 1000 * least)
+    return sum(next(jobs for least, jobs in GPU_TABLE if card.memory_bytes >= CARD_TOLERANCE * least) for card in cards)
+
+
+class WorkerCapacity:
+    """Slots and free resources. Thread: the loop, except `release` and `set_limit`."""
+
+    def __init__(self, node: Node, slots: int | None, plain_cards: Sequence[int] = ()) -> None:
+        """`slots`: None for `auto`. `plain_cards`: positions of the cards that jobs without declared resources see."""
+        self.node = node
+        self._slots = slots
+        self.plain_cards = tuple(plain_cards)
+        self.devices: Mapping[int, str] = {index: card.uuid for index, card in enumerate(node.gpus) if card.uuid}
+        self._kind = NodeKind(node)
+        self._fits: dict[Shape, Fit] = {}
+        self._limit: Amounts = {}
+        self._held: Amounts = {}
+        self._free = self._kind.untouched()
+        self._is_outdated = True
+        self._released: deque[Seat | None] = deque()
+        self._lock = threading.Lock()
+        self.running = 0
+        """Jobs that hold a slot."""
+        self._running_plain = 0
+
+    # --- any thread
+
+    def set_limit(self, limit: Amounts) -> None:
+        """What the worker may use from now on. Jobs that run keep what they have."""
+        with self._lock:
+            self._limit = limit
+            self._is_outdated = True
+
+    def release(self, seat: Seat | None) -> None:
+        """A job has ended; None: it had declared no resources."""
+        self._released.append(seat)
+
+    def usage(self) -> tuple[Amounts, Amounts]:
+        """(Held by jobs, limit)."""
+        with self._lock:
+            return self._held, self._limit
+
+    # --- loop
+
+    @property
+    def plain_slots(self) -> int:
+        """Jobs at once that declare no resources."""
+        if self._slots is not None:
+            return self._slots
+        cards = [self.node.gpus[card] for card in self.plain_cards]
+        return auto_slots(self._limit.get((self.node.name, HOST, CPU), 0), cards)
+
+    def free_slots(self) -> int:
+        """Number of jobs to claim now."""
+        self._apply_releases()
+        if self._slots is not None:
+            return max(0, self._slots - self.running)
+        return max(0, min(self.plain_slots - self._running_plain, AUTO_LIMIT - self.running))
+
+    def free(self) -> FreeResources:
+        """Free resources, for a claim."""
+        self._apply_releases()
+        if self._is_outdated:
+            with self._lock:
+                self._is_outdated = False
+                left = subtract_amounts(self._limit, self._held)
+            self._free = _free_resources(self._kind, self.node.name, left)
+        return self._free
+
+    def try_take(self, shape: Shape) -> tuple[bool, Seat | None]:
+        """Take a slot and a seat for a claimed job, in the order of the reply; False: it does not fit (any more)."""
+        if shape is NO_RESOURCES or shape == NO_RESOURCES:
+            self.running += 1
+            self._running_plain += 1
+            return True, None
+        fit = self._fits.get(shape)
+        if fit is None:
+            fit = self._fits[shape] = Fit(shape)
+        free = self.free()
+        ways = fit.assignments(free)
+        if not ways:
+            return False, None
+        seat = fit.seat(self.node.name, ways[0])
+        after = free.taken(seat)
+        if after is None:
+            return False, None
+        self._free = after
+        with self._lock:
+            self._held = add_amounts(self._held, sum_seats((seat,)))
+        self.running += 1
+        return True, seat
+
+    def _apply_releases(self) -> None:
+        released = self._released
+        while released:
+            seat = released.popleft()
+            self.running -= 1
+            if seat is None:
+                self._running_plain -= 1
+            else:
+                with self._lock:
+                    self._held = subtract_amounts(self._held, sum_seats((seat,)))
+                    self._is_outdated = True
+
+    # --- environment of jobs
+
+    def plain_threads(self) -> int:
+        """Threads of libraries in a job that declares no resources: its part of the CPUs."""
+        return max(1, self._limit.get((self.node.name, HOST, CPU), 0) // 1000 // max(1, self.plain_slots))
+
+    def environment(self, inherited: Mapping[str, str], seat: Seat | None) -> dict[str, str]:
+        """Variables of a process with this seat."""
+        if seat is None:
+            shares = tuple(CardShare(card) for card in self.plain_cards)
+            seat = Seat(self.node.name, 1000 * self.plain_threads(), cards=shares)
+        return seat_environment(inherited, (seat,), devices=self.devices)
+
+
+def _free_resources(kind: NodeKind, node: str, amounts: Amounts) -> FreeResources:
+    cards = tuple(
+        FreeCard(*(amounts.get((node, card, name), 0) for name in CARD_FIELDS)) for card in range(len(kind.gpus))
+    )
+    custom = tuple((name, amounts.get((node, HOST, CUSTOM_PREFIX + name), 0)) for name, _ in kind.custom)
+    return FreeResources(
+        amounts.get((node, HOST, CPU), 0), amounts.get((node, HOST, MEMORY), 0), kind.cards(cards), custom
+    )
+
+
+# --- the claim of the machine
+
+
+class FixedLimit:
+    """Resources that the worker was given: there is no claim."""
+
+    def __init__(self, amounts: Amounts) -> None:
+        self._amounts = amounts
+
+    def acquire(self, capacity: WorkerCapacity, stop: threading.Event) -> bool:  # noqa: ARG002 - as MachineClaim
+        capacity.set_limit(self._amounts)
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class MachineClaim:
+    """Claim of a worker in the ledger of its machine. Its share follows the number of runs and workers on the machine.
+
+    It waits for a CPU, and for the cards that it is to use. Without a choice of cards, it takes part in the sharing of
+    GPUs if one is free at its start. Once per second, the worker reports what its jobs hold and adopts its present
+    limit. A smaller limit takes effect as jobs end.
+    """
+
+    def __init__(self, worker: str, cluster: Cluster, cards: Sequence[int] | None) -> None:
+        """`cards`: positions of the cards that it uses, none of which it begins without; None: those that are free."""
+        self._worker = worker
+        self._cluster = cluster
+        node = cluster.nodes[0]
+        self._node = node
+        allowed = range(len(node.gpus)) if cards is None else cards
+        self._cap = {
+            key: amount for key, amount in cluster_capacity(cluster).items() if key[1] == HOST or key[1] in allowed
+        }
+        self._needed_cards = tuple(cards or ())
+        self._wants_card = cards is None and bool(node.gpus)
+        self._store: ClaimStore | None = None
+        self._owner_id = ""
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self, capacity: WorkerCapacity, stop: threading.Event) -> bool:
+        """Wait for a share; False: stopped before. Inside a worker of a run, the resources of that are shared."""
+        if os.environ.get(INSIDE_WORKER_VARIABLE):
+            capacity.set_limit(self._cap)
+            return True
+        store = machine_claims(self._cluster)
+        grant = self._request(store, stop)
+        if grant is None:
+            return False
+        self._store, self._owner_id = store, grant.owner.id
+        capacity.set_limit(grant.owner.limit)
+        self._thread = threading.Thread(
+            target=self._update, args=(store, grant.owner, capacity), name="dovetail-job-claim", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def _request(self, store: ClaimStore, stop: threading.Event) -> Grant | None:
+        about = ClaimRequest(self._worker, cap=self._cap)
+        if self._wants_card:
+            with suppress(InfeasibleError):
+                return wait_for_claim(store, about, self._need((0,)), say=print_stderr, stop=stop, no_wait=True)
+        return wait_for_claim(store, about, self._need(self._needed_cards), say=print_stderr, stop=stop)
+
+    def _need(self, cards: Sequence[int]) -> tuple[Seat, ...]:
+        node = self._node
+        shares = tuple(CardShare(card, WHOLE_CARD_MILLI, node.gpus[card].memory_bytes) for card in cards)
+        return (Seat(node.name, min(MIN_CLAIM_MILLI, node.usable_cpu_milli), cards=shares),)
+
+    def _update(self, store: ClaimStore, owner: Owner, capacity: WorkerCapacity) -> None:
+        has_failed = False
+        while not self._closing.wait(CLAIM_UPDATE_S):
+            held, limit = capacity.usage()
+            try:
+                owner = store.update(owner, held, max_amounts(held, limit))
+                has_failed = False
+            except Exception as error:  # the worker continues with its present share
+                if not has_failed:
+                    print_stderr(f"{error}\nthe worker continues with its current share of the machine")
+                has_failed = True
+                continue
+            if owner.limit != limit:
+                capacity.set_limit(owner.limit)
+
+    def release(self) -> None:
+        """Never raises: a claim ends with its process anyway."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(CLAIM_UPDATE_S)
+        if self._store is not None:
+            try:
+                self._store.release(self._owner_id)
+            except DovetailError as error:
+                print_stderr(f"cannot release the claim of worker {self._worker}: {error.problems[0].message}")
+
+
+def node_amounts(node: Node) -> Amounts:
+    """Everything that a node has."""
+    from dovetail.resources.cluster import Cluster
+
+    return cluster_capacity(Cluster((node,)))

@@ -1,0 +1,358 @@
+"""Loop of a worker: one exchange with the store completes what has ended and claims what fits; then it waits.
+
+    running ──request_drain──▶ draining ──all ended, or the grace is over──▶ ended
+                                  └──request_drain again: now──▶
+
+The wait ends when the store has news, when an attempt ends, at the next time that the store has named, and at the
+latest after a third of a lease.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import suppress
+from enum import Enum
+from threading import Event
+from typing import TYPE_CHECKING
+
+from dovetail.claims.owner import ProcessId, is_alive
+from dovetail.errors import Change, ConfigError, DovetailError, Problem
+from dovetail.jobs.isolation import isolation_of, timeout_of
+from dovetail.jobs.job import Outcome
+from dovetail.jobs.job_call import refusal_ending
+from dovetail.jobs.running_attempt import RunningAttempt, StopReason
+from dovetail.jobs.schedule import fire_schedule
+from dovetail.jobs.store import Claim, Completion, Exchange, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dovetail.jobs.attempt_table import AttemptTable
+    from dovetail.jobs.job_function import Application, JobFunction
+    from dovetail.jobs.lease_renewal import LeaseRenewal
+    from dovetail.jobs.running_attempt import Runner
+    from dovetail.jobs.store import ClaimedJob, Renewal, Reply, Schedule, Store, WorkerInfo
+    from dovetail.jobs.worker_capacity import WorkerCapacity
+    from dovetail.jobs.worker_options import WorkerOptions
+    from dovetail.resources.seat import Seat
+
+ID_IN_USE = "DT625"
+FIRST_RETRY_S, MAX_RETRY_S = 0.05, 2.0
+"""Delays between attempts to reach the store."""
+MIN_WAIT_S = 0.005
+START_FAILED_PAUSE_S = 1.0
+"""Without claims, after a process could not be started."""
+KILL_MARGIN_S = 1.0
+"""After SIGKILL, until an attempt is given up that has not ended: threads, and coroutines that do not await."""
+STORE_MARGIN_S = 3.0
+"""At the end, for the last completions if the store does not answer."""
+
+
+class WorkerState(Enum):
+    STARTING = "starting"
+    """It waits for its share of the machine."""
+    RUNNING = "running"
+    DRAINING = "draining"
+    """It claims nothing, and lets running jobs end."""
+    ENDED = "ended"
+
+
+class WorkerLoop:
+    """State of the loop. Thread: loop, except `request_drain`, `pause_claims` and what is read for the status."""
+
+    def __init__(
+        self,
+        store: Store,
+        info: Callable[[], WorkerInfo],
+        options: WorkerOptions,
+        application: Application,
+        capacity: WorkerCapacity,
+        table: AttemptTable,
+        renewal: LeaseRenewal,
+        runners: Mapping[str, Runner],
+        say: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._info = info
+        self._options = options
+        self._worker = options.worker_id
+        self._application = application
+        self._functions: dict[str, JobFunction] = {}
+        self._capacity = capacity
+        self._table = table
+        self._renewal = renewal
+        self._runners = runners
+        self._say = say
+        self.state = WorkerState.STARTING
+        self.is_store_available = True
+        self.exchanged_at: float | None = None
+        """Monotonic time of the last exchange, for readiness."""
+        self._draining_until: float | None = None
+        """When running jobs are ended; None: not."""
+        self._ending_until = 0.0
+        self._is_now = False
+        self._has_terminated = False
+        self._has_closed = False
+        self._retry_s = FIRST_RETRY_S
+        self._wakeup = Event()
+        self._claims_paused_until = 0.0
+        self._was_woken = False
+        """Whether the store has ended a wait while attempts run: the reason may be a cancellation, which a renewal
+        finds."""
+
+    # --- any thread
+
+    def request_drain(self, grace_s: float | None) -> None:
+        """Stop claiming, and end running jobs after the grace (None: never)."""
+        until = None if grace_s is None else time.monotonic() + grace_s
+        if self.state is not WorkerState.DRAINING or (
+            until is not None and (self._draining_until is None or until < self._draining_until)
+        ):
+            self._draining_until = until
+        if self.state is not WorkerState.ENDED:
+            self.state = WorkerState.DRAINING
+        self._wake()
+
+    def request_end_now(self) -> None:
+        """Kill running jobs at once."""
+        self._is_now = True
+        self.request_drain(0.0)
+
+    def pause_claims(self) -> None:
+        self._claims_paused_until = time.monotonic() + START_FAILED_PAUSE_S
+
+    def _wake(self) -> None:
+        self._wakeup.set()
+        self._store.wake(self._worker)
+
+    # --- the loop
+
+    def run(self) -> None:
+        """Returns when the worker has drained."""
+        self._register()
+        if self.state is WorkerState.STARTING:
+            self.state = WorkerState.RUNNING
+        while not self._is_over():
+            reply = self._step()
+            if reply is not None and not self._is_over():
+                self._wait(reply)
+        self.state = WorkerState.ENDED
+        with suppress(StoreUnavailableError):  # it is forgotten after some time
+            self._store.remove_worker(self._worker)
+
+    def _register(self) -> None:
+        """ConfigError if another live worker has this id."""
+        seen_ms: int | None = None
+        while self.state is not WorkerState.DRAINING:
+            try:
+                beat_ms = self._heartbeat_of_another()
+                if beat_ms is None:
+                    self._store.register_worker(self._info())
+                    self._on_store_reached()
+                    return
+            except StoreUnavailableError as error:
+                self._on_store_away(error)
+                continue
+            if seen_ms is not None and beat_ms > seen_ms:
+                raise ConfigError(self._id_in_use())
+            seen_ms = beat_ms if seen_ms is None else seen_ms
+            self._wakeup.wait(self._options.lease_ms / 10_000)
+            self._wakeup.clear()
+
+    def _heartbeat_of_another(self) -> int | None:
+        """Heartbeat of a worker that is registered under this id, if it may be alive. One whose process has ended, or
+        that has been silent for a lease, is replaced."""
+        found = self._registered()
+        if found is None or self._store.now_ms() - found.heartbeat_ms > self._options.lease_ms:
+            return None
+        process = found.details.get("process")
+        if isinstance(process, list) and len(process) == 3 and is_alive(ProcessId(*process)) is False:
+            return None
+        return found.heartbeat_ms
+
+    def _registered(self) -> WorkerInfo | None:
+        return next((info for info in self._store.workers() if info.id == self._worker), None)
+
+    def _id_in_use(self) -> Problem:
+        found = self._registered()
+        details = found.details if found is not None else {}
+        where = f"process {details.get('pid', '?')} on {details.get('host', '?')}"
+        message = f"another worker runs under the id {self._worker!r}: {where}"
+        fixes = (Change({"worker_id": f"{self._worker}-2"}), "unset WORKER_ID")
+        return Problem(ID_IN_USE, message, ("workers of one store need different ids",), fixes)
+
+    def _step(self) -> Reply | None:
+        """One exchange. None: there is something to do at once."""
+        table = self._table
+        draining = self.state is WorkerState.DRAINING
+        if draining:
+            self._drain()
+        completions = table.take_completions()
+        renewals: tuple[Renewal, ...] = ()
+        if self._was_woken and self._renewal.early_in_s() <= 0:
+            self._was_woken = False
+            renewals = tuple(self._renewal.collect())
+        claim = None
+        if not draining and time.monotonic() >= self._claims_paused_until:
+            claim = Claim(self._capacity.free_slots(), self._capacity.free(), self._options.queues)
+        request = Exchange(self._worker, completions, renewals, claim, self._options.lease_ms)
+        try:
+            reply = self._store.exchange(request)
+        except StoreUnavailableError as error:
+            table.put_back(completions)
+            self._renewal.give_back(renewals)
+            self._was_woken = self._was_woken or bool(renewals)
+            self._on_store_away(error)
+            return None
+        self._on_store_reached()
+        self._on_reply(reply, completions)
+        if renewals:
+            self._renewal.apply(reply)
+        may_claim_more = claim is not None and len(reply.claimed) == claim.slots and self._capacity.free_slots() > 0
+        return None if may_claim_more else reply
+
+    def _on_reply(self, reply: Reply, completions: Sequence[Completion]) -> None:
+        if completions:
+            self._table.count(completions)
+            if reply.refused:
+                self._count_refused(reply, completions)
+        if reply.claimed:
+            self._start(reply.claimed)
+        for schedule in reply.due_schedules:
+            self._fire(schedule, reply.now_ms)
+        if not reply.known:
+            self._store.register_worker(self._info())
+
+    def _count_refused(self, reply: Reply, completions: Sequence[Completion]) -> None:
+        """Results that came after their lease was lost: another attempt counts."""
+        refused = {(item.job_id, item.token) for item in reply.refused}
+        for completion in completions:
+            if (completion.job_id, completion.token) in refused:
+                self._table.totals[completion.outcome.value] -= 1
+                self._table.totals["refused"] += 1
+
+    def _fire(self, schedule: Schedule, now_ms: int) -> None:
+        try:
+            fire_schedule(self._store, schedule, now_ms)
+        except StoreUnavailableError:
+            raise
+        except (DovetailError, ValueError) as error:  # written by another version
+            self._say(f"schedule {schedule.name} cannot be fired: {error}")
+
+    def _wait(self, reply: Reply) -> None:
+        table = self._table
+        timeout_s = self._options.lease_ms / 3000
+        if reply.next_ms is not None:
+            timeout_s = min(timeout_s, max(MIN_WAIT_S, (reply.next_ms - reply.now_ms) / 1000))
+        if self.state is WorkerState.DRAINING:
+            timeout_s = min(timeout_s, self._seconds_to_end())
+        if self._was_woken:
+            timeout_s = min(timeout_s, max(MIN_WAIT_S, self._renewal.early_in_s()))
+        if self._claims_paused_until:
+            timeout_s = min(timeout_s, START_FAILED_PAUSE_S)
+        table.is_loop_waiting = True
+        if table.has_completions or self._wakeup.is_set():
+            table.is_loop_waiting = False
+            self._wakeup.clear()
+            return
+        try:
+            woken = self._store.wait(self._worker, timeout_s)
+        except StoreUnavailableError as error:
+            self._on_store_away(error)
+            return
+        if woken and table.is_loop_waiting:  # else an attempt has ended
+            self._was_woken = bool(table.running)
+        table.is_loop_waiting = False
+        self._wakeup.clear()
+
+    # --- claimed jobs
+
+    def _start(self, claimed: Sequence[ClaimedJob]) -> None:
+        starting: dict[str, list[RunningAttempt]] = {}
+        draining = self.state is WorkerState.DRAINING
+        for job in claimed:
+            fits, seat = self._capacity.try_take(job.shape)
+            if draining or not fits:
+                if fits:
+                    self._capacity.release(seat)
+                self._table.refuse(Completion(job.lease.job_id, job.lease.token, Outcome.RELEASED))
+                continue
+            try:
+                attempt = self._attempt(job, seat)
+            except DovetailError as error:
+                self._capacity.release(seat)
+                ending = refusal_ending(error)
+                self._table.refuse(
+                    Completion(*job.lease[:2], ending.outcome, error=ending.error, final=True, jitter=random.random())  # noqa: S311
+                )
+                continue
+            self._table.running[attempt.key] = attempt
+            starting.setdefault(attempt.isolation, []).append(attempt)
+        for isolation, attempts in starting.items():
+            self._runners[isolation].start(attempts)
+
+    def _attempt(self, job: ClaimedJob, seat: Seat | None) -> RunningAttempt:
+        """JobRefusedError, ConfigError: the worker does not run it."""
+        spec = job.spec
+        function = self._functions.get(spec.function)
+        if function is None:
+            function = self._functions[spec.function] = self._application.find(spec.function)
+        timeout_s = timeout_of(spec, function, self._options.job_timeout_s)
+        isolation = isolation_of(spec, job.shape, function, self._options)
+        return RunningAttempt(job, seat, function, isolation, None if isolation == "thread" else timeout_s)
+
+    # --- the end
+
+    def _drain(self) -> None:
+        """Give back what has not begun; after the grace end what runs, and then give up what does not end."""
+        for runner in self._runners.values():
+            runner.release_unbegun()
+        now = time.monotonic()
+        if self._draining_until is None or now < self._draining_until:
+            return
+        if not self._has_terminated:
+            self._has_terminated = True
+            self._ending_until = now + self._options.kill_grace_s + KILL_MARGIN_S
+            for attempt in list(self._table.running.values()):
+                self._runners[attempt.isolation].stop(attempt, StopReason.SHUTDOWN)
+        if self._is_now and not self._has_closed:
+            self._has_closed = True
+            self._ending_until = now
+            for runner in self._runners.values():
+                runner.close()
+        if time.monotonic() >= self._ending_until:
+            for attempt in list(self._table.running.values()):
+                self._table.abandon(attempt)
+
+    def _is_over(self) -> bool:
+        if self.state is not WorkerState.DRAINING:
+            return False
+        if not self._table.running and not self._table.has_completions:
+            return True
+        # the store is away: the leases of what could not be completed expire
+        return self._has_terminated and time.monotonic() >= self._ending_until + STORE_MARGIN_S
+
+    def _seconds_to_end(self) -> float:
+        """Until the next step of the end."""
+        if self._draining_until is None:
+            return MAX_RETRY_S
+        until = self._ending_until if self._has_terminated else self._draining_until
+        return max(MIN_WAIT_S, until - time.monotonic())
+
+    # --- the store
+
+    def _on_store_away(self, error: StoreUnavailableError) -> None:
+        if self.is_store_available:
+            self.is_store_available = False
+            self._say(f"{error}\nthe worker continues its jobs, and tries again")
+        self._wakeup.wait(self._retry_s)
+        self._wakeup.clear()
+        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
+
+    def _on_store_reached(self) -> None:
+        self.exchanged_at = time.monotonic()
+        if not self.is_store_available:
+            self.is_store_available = True
+            self._retry_s = FIRST_RETRY_S
+            self._say("the store of jobs can be reached again")

@@ -1,0 +1,1 @@
+"""A package, so that it and not the benchmark of the same name is `jobs` in tests."""

@@ -1,0 +1,870 @@
+"""Contract suite of the job store port. A test class of a store subclasses `StoreContract` and supplies a scene."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.jobs.job import (
+    DEFAULT_LEASE_MS,
+    Attempt,
+    DependencyPolicy,
+    JobRecord,
+    JobSpec,
+    JobState,
+    Outcome,
+    Retries,
+)
+from dovetail.jobs.store import (
+    Claim,
+    ClaimedJob,
+    Completion,
+    Exchange,
+    JobFilter,
+    LeaseId,
+    Purged,
+    Receipt,
+    Renewal,
+    Reply,
+    Schedule,
+    Store,
+    WorkerInfo,
+)
+from dovetail.resources.cluster import Gpu, Node
+from dovetail.resources.free_resources import FreeResources, NodeKind
+from dovetail.resources.resources import Resources
+from waiting import LONG, PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GB = 10**9
+CPU_NODE = Node("cpu", cpu_milli=4000, memory_bytes=16 * GB, custom=(("licence", 2000),))
+GPU_NODE = Node("gpu", cpu_milli=8000, memory_bytes=64 * GB, gpus=(Gpu("gpu", 40 * GB), Gpu("gpu", 40 * GB)))
+SECOND = 1000
+MINUTE = 60 * SECOND
+
+
+@dataclass
+class StoreScene:
+    """A store with a clock that the test moves."""
+
+    store: Store
+    advance: Callable[[int], None]
+    """Move the store's clock forward by this many milliseconds."""
+    another: Callable[[], Store]
+    """Open the same store again, as another process would; in the memory store the same object."""
+
+    def submit(self, *specs: JobSpec) -> list[str]:
+        receipts = self.store.submit(specs)
+        assert [receipt.created for receipt in receipts] == [True] * len(specs)
+        return [receipt.id for receipt in receipts]
+
+    def claim(self, slots: int = 100, worker: str = "w1", **options: Any) -> list[ClaimedJob]:
+        return list(self.exchange(worker, slots=slots, **options).claimed)
+
+    def claim_ids(self, slots: int = 100, **options: Any) -> list[str]:
+        return [job.spec.id for job in self.claim(slots, **options)]
+
+    def exchange(
+        self,
+        worker: str = "w1",
+        *,
+        completions: tuple[Completion, ...] = (),
+        renewals: tuple[Renewal, ...] = (),
+        slots: int | None = None,
+        node: Node = CPU_NODE,
+        queues: tuple[str, ...] = ("default",),
+        lease_ms: int = DEFAULT_LEASE_MS,
+    ) -> Reply:
+        claim = None if slots is None else Claim(slots, free_of(node), queues)
+        return self.store.exchange(Exchange(worker, completions, renewals, claim, lease_ms))
+
+    def complete(self, job: ClaimedJob, outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> Reply:
+        return self.exchange(completions=(completion(job, outcome, **fields),))
+
+    def record(self, job_id: str) -> JobRecord:
+        [found] = self.store.get([job_id])
+        assert found is not None
+        return found
+
+    def state(self, job_id: str) -> JobState:
+        return self.record(job_id).state
+
+    def run(self, job_id: str, outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> None:
+        """Claim this job, which must be the next one, and complete it."""
+        [job] = self.claim(1)
+        assert job.spec.id == job_id
+        assert not self.complete(job, outcome, **fields).refused
+
+
+def free_of(node: Node) -> FreeResources:
+    return NodeKind(node).untouched()
+
+
+def spec(job_id: str, **fields: Any) -> JobSpec:
+    return replace(JobSpec(job_id, "jobs_app:work"), **fields)
+
+
+def completion(job: ClaimedJob, outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> Completion:
+    return Completion(job.lease.job_id, job.lease.token, outcome, **fields)
+
+
+def renewal(job: ClaimedJob, **fields: Any) -> Renewal:
+    return Renewal(job.lease.job_id, job.lease.token, **fields)
+
+
+def outcomes(record: JobRecord) -> list[Outcome]:
+    return [attempt.outcome for attempt in record.attempts]
+
+
+class StoreContract:
+    """What every store does."""
+
+    @pytest.fixture
+    def scene(self) -> StoreScene:
+        raise NotImplementedError
+
+    # --- submission
+
+    def test_a_job_is_stored_as_it_was_submitted(self, scene: StoreScene) -> None:
+        submitted = spec(
+            "a",
+            payload=b'{"x": [1, "\xc3\xa4"]}\x00\xff',
+            encoding="pickle",
+            queue="gpu",
+            priority=-3,
+            shape=Resources(cpus=2, gpus=0.5, memory="4GB", labels={"zone": "a|b"}, custom={"licence": 1}).shape(),
+            retries=Retries(error=7, timeout=0, lost=1, out_of_memory=0, backoff_ms=10, max_backoff_ms=99),
+            key="once",
+            delay_ms=1,
+            at_ms=5,
+            timeout_ms=1234,
+            isolation="thread",
+            schedule="nightly",
+            if_dependency_fails=DependencyPolicy.BLOCK,
+            options={"batch": {"size": 3}, "name": "ä"},
+        )
+        now = scene.store.now_ms()
+        assert scene.store.submit([submitted]) == [Receipt("a", created=True)]
+        record = scene.record("a")
+        assert record.spec == submitted
+        assert (record.state, record.shape) == (JobState.SCHEDULED, submitted.shape)
+        assert (record.submitted_ms, record.due_ms, record.attempts) == (now, now + 1, ())
+
+    def test_a_job_that_waits_for_nothing_is_ready(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        record = scene.record("a")
+        assert (record.state, record.enqueued_ms, record.token) == (JobState.READY, scene.store.now_ms(), 0)
+
+    def test_an_unknown_job_is_none(self, scene: StoreScene) -> None:
+        assert scene.store.get(["nothing"]) == [None]
+        assert scene.store.cancel(["nothing"]) == [None]
+        assert scene.store.requeue(["nothing"]) == [None]
+
+    def test_a_submission_can_be_repeated(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        again = scene.store.submit([spec("a"), spec("b")])
+        assert again == [Receipt("a", created=False), Receipt("b", created=True)]
+        assert scene.claim_ids() == ["a", "b"]
+
+    def test_a_key_in_use_gives_the_job_that_has_it(self, scene: StoreScene) -> None:
+        receipts = scene.store.submit([spec("a", key="k"), spec("b", key="k"), spec("c")])
+        assert receipts == [Receipt("a", created=True), Receipt("a", created=False), Receipt("c", created=True)]
+        scene.run("a")
+        assert scene.store.submit([spec("d", key="k")]) == [Receipt("a", created=False)]
+        assert scene.store.id_of_key("k") == "a"
+        assert scene.store.id_of_key("other") is None
+
+    def test_a_key_is_free_again_when_its_job_is_purged(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", key="k"))
+        scene.run("a")
+        assert scene.store.purge(JobFilter()) == Purged(1, 0)
+        assert scene.store.submit([spec("b", key="k")]) == [Receipt("b", created=True)]
+
+    def test_concurrent_submissions_of_one_key_give_one_job(self, scene: StoreScene) -> None:
+        threads, each = 10, 100 if LONG else 10
+        receipts: list[Receipt] = []
+
+        def submit(thread: int) -> None:
+            receipts.extend(
+                receipt for n in range(each) for receipt in scene.store.submit([spec(f"j{thread}-{n}", key="k")])
+            )
+
+        _together([lambda thread=thread: submit(thread) for thread in range(threads)])  # type: ignore[misc]
+        assert len(receipts) == threads * each
+        assert len({receipt.id for receipt in receipts}) == 1
+        assert [receipt.created for receipt in receipts].count(True) == 1
+
+    # --- order
+
+    def test_jobs_are_claimed_in_the_order_of_their_submission(self, scene: StoreScene) -> None:
+        scene.submit(spec("b"))
+        scene.advance(1)
+        scene.submit(spec("a"), spec("c"))
+        assert scene.claim_ids(2) == ["b", "a"]
+        assert scene.claim_ids(2) == ["c"]
+        assert scene.claim_ids(2) == []
+
+    def test_priority_is_worth_a_minute_of_waiting_per_step(self, scene: StoreScene) -> None:
+        scene.submit(spec("old"), spec("low", priority=-1))
+        scene.advance(MINUTE - 1)
+        scene.submit(spec("high", priority=1), spec("new"))
+        scene.advance(2)
+        scene.submit(spec("late high", priority=1))
+        assert scene.claim_ids() == ["high", "old", "late high", "new", "low"]
+
+    def test_a_claim_takes_from_its_queues_only(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", queue="x"), spec("b", queue="y"), spec("c", queue="z"))
+        assert scene.claim_ids(queues=("y", "none", "z")) == ["b", "c"]
+        assert scene.claim_ids(queues=("x", "x")) == ["a"]
+
+    def test_a_claim_takes_no_more_than_its_slots(self, scene: StoreScene) -> None:
+        scene.submit(*(spec(f"{n:03}") for n in range(50)))
+        assert scene.claim_ids(0) == []
+        assert scene.claim_ids(7) == [f"{n:03}" for n in range(7)]
+        assert scene.claim_ids(1) == ["007"]
+
+    # --- admission
+
+    def test_claimed_jobs_fit_together_into_the_free_resources(self, scene: StoreScene) -> None:
+        three = Resources(cpus=3).shape()
+        one = Resources(cpus=1).shape()
+        scene.submit(spec("a", shape=three), spec("b", shape=three), spec("c", shape=one), spec("d", shape=one))
+        assert scene.claim_ids() == ["a", "c"]
+
+    def test_a_job_for_a_gpu_never_goes_to_a_worker_without_one(self, scene: StoreScene) -> None:
+        half = Resources(cpus=1, gpus=0.5).shape()
+        scene.submit(spec("a", shape=half), spec("b"), *(spec(f"c{n}", shape=half) for n in range(5)))
+        assert scene.claim_ids() == ["b"]
+        assert scene.claim_ids(node=GPU_NODE) == ["a", "c0", "c1", "c2"]
+
+    def test_whole_cards_memory_labels_and_custom_resources_are_respected(self, scene: StoreScene) -> None:
+        scene.submit(
+            spec("a share", shape=Resources(cpus=1, gpus=0.25).shape()),
+            spec("both cards", shape=Resources(cpus=1, gpus=2).shape()),
+            spec("card", shape=Resources(cpus=1, gpus=1).shape()),
+            spec("memory", shape=Resources(cpus=1, memory="65GB").shape()),
+            spec("label", shape=Resources(cpus=1, labels={"zone": "a"}).shape()),
+            spec("licence", shape=Resources(cpus=1, custom={"licence": 1.5}).shape()),
+            spec("licence again", shape=Resources(cpus=1, custom={"licence": 1.5}).shape()),
+        )
+        assert scene.claim_ids(node=GPU_NODE) == ["a share", "card"]
+        assert scene.claim_ids(node=replace(CPU_NODE, labels=(("zone", "a"),))) == ["label", "licence"]
+
+    def test_gpu_memory_is_counted_per_card(self, scene: StoreScene) -> None:
+        shape = Resources(cpus=0.1, gpu_memory="15GB").shape()
+        scene.submit(*(spec(f"{n}", shape=shape) for n in range(9)))
+        assert scene.claim_ids(node=GPU_NODE) == ["0", "1", "2", "3"]
+
+    # --- leases
+
+    def test_a_claim_gives_a_lease_and_charges_an_attempt(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", payload=b"[1]"))
+        now = scene.store.now_ms()
+        [job] = scene.claim(lease_ms=5 * SECOND)
+        assert job.spec == spec("a", payload=b"[1]")
+        assert job.lease == ("a", 1, 1, now + 5 * SECOND)
+        record = scene.record("a")
+        assert record.lease == job.lease
+        assert (record.state, record.worker, record.started_ms) == (JobState.LEASED, "w1", now)
+
+    def test_a_completion_records_result_and_attempt(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        [job] = scene.claim()
+        began = scene.store.now_ms()
+        scene.advance(70)
+        reply = scene.complete(job, result=b'"\xff"', encoding="json", exit_code=0, cpu_ms=12, peak_memory_bytes=99)
+        assert (reply.refused, reply.cancelled, reply.claimed) == ([], [], ())
+        record = scene.record("a")
+        assert (record.state, record.result, record.result_encoding) == (JobState.SUCCEEDED, b'"\xff"', "json")
+        assert (record.finished_ms, record.worker, record.due_ms) == (began + 70, None, None)
+        done = Attempt(1, 1, "w1", began, began + 70, Outcome.SUCCEEDED, "", "", 0, 12, 99)
+        assert record.attempts == (done,)
+
+    def test_one_exchange_completes_and_claims(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b"), spec("c", after=("a",)))
+        [a] = scene.claim(1)
+        reply = scene.exchange(completions=(completion(a),), slots=9)
+        assert [job.spec.id for job in reply.claimed] == ["b", "c"]
+        assert scene.state("a") is JobState.SUCCEEDED
+
+    def test_an_expired_lease_is_found_by_the_claim_of_any_worker(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        [first] = scene.claim(worker="w1", lease_ms=2 * SECOND)
+        scene.advance(2 * SECOND - 1)
+        reply = scene.exchange("w2", slots=1)
+        assert (reply.claimed, reply.next_ms) == ([], first.lease.deadline_ms)
+        scene.advance(1)
+        [second] = scene.claim(worker="w2")
+        assert (second.lease.token, second.lease.attempt) == (2, 2)
+        assert outcomes(scene.record("a")) == [Outcome.LOST]
+
+    def test_a_late_completion_is_refused(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        [first] = scene.claim(lease_ms=SECOND)
+        scene.advance(SECOND)
+        [second] = scene.claim(worker="w2")
+        late = scene.exchange("w1", completions=(completion(first, result=b"1"),), renewals=(renewal(first),))
+        assert late.refused == [LeaseId("a", 1), LeaseId("a", 1)]
+        assert scene.record("a").result is None
+        assert scene.exchange("w2", completions=(completion(second, result=b"2"),)).refused == []
+        assert scene.record("a").result == b"2"
+        assert scene.complete(first, result=b"1").refused == [LeaseId("a", 1)]
+        assert scene.record("a").result == b"2"
+
+    def test_a_lease_past_its_deadline_is_valid_until_a_claim_finds_it(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        [job] = scene.claim(lease_ms=SECOND)
+        scene.advance(10 * SECOND)
+        assert scene.complete(job).refused == []
+        assert scene.state("a") is JobState.SUCCEEDED
+
+    def test_a_renewed_lease_does_not_expire(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        [job] = scene.claim(lease_ms=3 * SECOND)
+        for _ in range(5):
+            scene.advance(2 * SECOND)
+            assert scene.exchange(renewals=(renewal(job),), lease_ms=3 * SECOND).refused == []
+            assert scene.claim_ids(worker="w2") == []
+        assert scene.record("a").due_ms == scene.store.now_ms() + 3 * SECOND
+
+    def test_progress_is_reported_with_a_renewal(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        [job] = scene.claim()
+        scene.exchange(renewals=(renewal(job, progress=0.25, message="epoch 1"),))
+        scene.exchange(renewals=(renewal(job),))
+        record = scene.record("a")
+        assert (record.progress, record.message) == (0.25, "epoch 1")
+
+    def test_a_repeated_completion_counts_once(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b"))
+        a, b = scene.claim()
+        for _ in range(2):
+            assert scene.complete(a, result=b"1").refused == []
+            assert scene.complete(b, Outcome.ERROR, error="E", jitter=0.5).refused == []
+        assert len(scene.record("a").attempts) == len(scene.record("b").attempts) == 1
+        assert scene.complete(a, Outcome.ERROR).refused == [LeaseId("a", 1)]
+
+    def test_unknown_leases_are_refused(self, scene: StoreScene) -> None:
+        unknown = Completion("nothing", 1, Outcome.SUCCEEDED)
+        assert scene.exchange(completions=(unknown,)).refused == [LeaseId("nothing", 1)]
+        assert scene.exchange(renewals=(Renewal("nothing", 1),)).refused == [LeaseId("nothing", 1)]
+
+    def test_a_released_job_is_ready_and_not_charged(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b"))
+        [job] = scene.claim(1)
+        scene.advance(SECOND)
+        assert scene.complete(job, Outcome.RELEASED).refused == []
+        record = scene.record("a")
+        assert (record.state, record.attempt, record.attempts) == (JobState.READY, 0, ())
+        [again] = scene.claim(1)
+        assert again.lease[:3] == ("a", 2, 1)
+        assert scene.complete(job).refused == [LeaseId("a", 1)]
+
+    # --- retries
+
+    def test_errors_are_retried_with_full_jitter_and_end_as_a_dead_letter(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", retries=Retries(error=3, backoff_ms=100, max_backoff_ms=300)))
+        for number, (jitter, delay) in enumerate([(0.5, 50), (0.999, 199), (0.5, 150)], 1):
+            scene.run("a", Outcome.ERROR, error=f"E: {number}", traceback="tb", jitter=jitter)
+            record = scene.record("a")
+            assert (record.state, record.due_ms) == (JobState.SCHEDULED, scene.store.now_ms() + delay)
+            scene.advance(delay - 1)
+            reply = scene.exchange(slots=1)
+            assert (reply.claimed, reply.next_ms) == ([], record.due_ms)
+            scene.advance(1)
+        scene.run("a", Outcome.ERROR, error="E: 4", jitter=0.5)
+        record = scene.record("a")
+        assert (record.state, record.error, record.finished_ms) == (JobState.DEAD, "E: 4", scene.store.now_ms())
+        assert [(attempt.number, attempt.error) for attempt in record.attempts] == [(n, f"E: {n}") for n in range(1, 5)]
+        assert scene.claim_ids() == []
+
+    @pytest.mark.parametrize(
+        ("outcome", "count"),
+        [(Outcome.ERROR, 4), (Outcome.TIMEOUT, 2), (Outcome.LOST, 4), (Outcome.OUT_OF_MEMORY, 3)],
+    )
+    def test_every_outcome_has_its_own_number_of_retries(self, scene: StoreScene, outcome: Outcome, count: int) -> None:
+        scene.submit(spec("a"))
+        for _ in range(count):
+            assert scene.state("a") is JobState.READY
+            scene.run("a", outcome)
+        assert scene.state("a") is JobState.DEAD
+        assert outcomes(scene.record("a")) == [outcome] * count
+
+    def test_outcomes_are_counted_apart(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", retries=Retries(error=1, timeout=1, lost=1)))
+        for outcome in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.LOST):
+            scene.run("a", outcome)
+        assert scene.state("a") is JobState.READY
+        scene.run("a", Outcome.TIMEOUT)
+        assert scene.state("a") is JobState.DEAD
+
+    def test_a_job_that_loses_every_worker_is_a_dead_letter(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", retries=Retries(lost=2)))
+        for _ in range(3):
+            assert scene.claim_ids(lease_ms=SECOND) == ["a"]
+            scene.advance(SECOND)
+        assert scene.claim_ids() == []
+        record = scene.record("a")
+        assert (record.state, outcomes(record)) == (JobState.DEAD, [Outcome.LOST] * 3)
+        assert "lease" in record.error
+
+    def test_without_retries_and_if_final_a_job_is_failed(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", retries=Retries(error=0)), spec("b"))
+        scene.run("a", Outcome.ERROR, error="E")
+        scene.run("b", Outcome.ERROR, error="F", final=True)
+        assert [scene.state("a"), scene.state("b")] == [JobState.FAILED, JobState.FAILED]
+        assert [scene.record("a").error, scene.record("b").error] == ["E", "F"]
+
+    def test_a_retry_after_out_of_memory_can_ask_for_more(self, scene: StoreScene) -> None:
+        small, large = Resources(cpus=1, memory="2GB").shape(), Resources(cpus=1, memory="20GB").shape()
+        scene.submit(spec("a", shape=small))
+        scene.run("a", Outcome.OUT_OF_MEMORY, shape=large)
+        assert scene.claim_ids(node=CPU_NODE) == []
+        [job] = scene.claim(node=GPU_NODE)
+        assert (job.shape, job.spec.shape) == (large, small)
+
+    def test_a_preempted_job_keeps_its_age_and_its_retries(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", retries=Retries(error=0, lost=0)))
+        scene.advance(SECOND)
+        scene.submit(spec("b"))
+        for _ in range(25):
+            scene.run("a", Outcome.PREEMPTED)
+        record = scene.record("a")
+        assert (record.state, record.attempt) == (JobState.READY, 25)
+        assert outcomes(record) == [Outcome.PREEMPTED] * 20
+
+    def test_a_retried_job_keeps_its_age(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        scene.advance(1)
+        scene.submit(spec("b"))
+        scene.run("a", Outcome.ERROR, jitter=0.5)
+        scene.advance(10 * MINUTE)
+        assert scene.claim_ids() == ["a", "b"]
+
+    # --- time
+
+    def test_a_delayed_job_becomes_ready_in_time(self, scene: StoreScene) -> None:
+        now = scene.store.now_ms()
+        scene.submit(spec("delay", delay_ms=500), spec("at", at_ms=now + 300), spec("past", at_ms=now - 1))
+        reply = scene.exchange(slots=9)
+        assert [job.spec.id for job in reply.claimed] == ["past"]
+        assert reply.next_ms == now + 300
+        scene.advance(299)
+        assert scene.claim_ids() == []
+        scene.advance(1)
+        assert scene.claim_ids() == ["at"]
+        scene.advance(200)
+        assert scene.claim_ids() == ["delay"]
+
+    def test_a_scheduled_job_is_ordered_by_its_time(self, scene: StoreScene) -> None:
+        scene.submit(spec("scheduled", delay_ms=500))
+        scene.advance(499)
+        scene.submit(spec("before"))
+        scene.advance(2)
+        scene.submit(spec("behind"))
+        assert scene.claim_ids() == ["before", "scheduled", "behind"]
+
+    def test_many_due_jobs_are_handled_by_successive_claims(self, scene: StoreScene) -> None:
+        for start in range(0, 1500, 500):
+            scene.submit(*(spec(f"{start + n:05}", delay_ms=10) for n in range(500)))
+        scene.advance(10)
+        first = scene.exchange(slots=10)
+        assert [job.spec.id for job in first.claimed] == [f"{n:05}" for n in range(10)]
+        assert first.next_ms is not None
+        assert first.next_ms <= first.now_ms
+        scene.exchange(slots=0)
+        [stats] = scene.store.stats()
+        assert stats.counts == {JobState.READY: 1490, JobState.LEASED: 10}
+
+    # --- dependencies
+
+    def test_a_job_waits_for_those_that_it_depends_on(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b"), spec("c", after=("a", "b")), spec("d", after=("c",)))
+        assert (scene.state("c"), scene.record("c").unmet) == (JobState.BLOCKED, ("a", "b"))
+        scene.run("a")
+        assert scene.record("c").unmet == ("b",)
+        scene.advance(SECOND)
+        scene.run("b")
+        record = scene.record("c")
+        assert (record.state, record.unmet, record.enqueued_ms) == (JobState.READY, (), scene.store.now_ms())
+        scene.run("c")
+        scene.run("d")
+
+    def test_a_dependency_that_has_succeeded_is_met(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        scene.run("a")
+        scene.submit(spec("b", after=("a",)))
+        assert scene.state("b") is JobState.READY
+
+    def test_a_job_with_an_unknown_dependency_is_not_stored(self, scene: StoreScene) -> None:
+        receipts = scene.store.submit([spec("b", after=("a", "x")), spec("a"), spec("c", after=("b",))])
+        assert receipts == [Receipt("b", False, ("a", "x")), Receipt("a", True), Receipt("c", False, ("b",))]
+        assert scene.store.get(["b", "c"]) == [None, None]
+
+    def test_a_failed_dependency_cancels_what_waits_for_it(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b", after=("a",)), spec("c", after=("b",)), spec("d"))
+        scene.run("a", Outcome.ERROR, final=True)
+        assert [scene.state("b"), scene.state("c"), scene.state("d")] == [
+            JobState.CANCELLED,
+            JobState.CANCELLED,
+            JobState.READY,
+        ]
+        assert "a" in scene.record("b").error
+        scene.submit(spec("e", after=("a",)))
+        assert scene.state("e") is JobState.CANCELLED
+
+    def test_a_failed_dependency_can_leave_a_job_blocked(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b", after=("a",), if_dependency_fails=DependencyPolicy.BLOCK))
+        scene.run("a", Outcome.ERROR, final=True)
+        assert scene.state("b") is JobState.BLOCKED
+        scene.submit(spec("c", after=("a",), if_dependency_fails=DependencyPolicy.BLOCK))
+        assert scene.state("c") is JobState.BLOCKED
+        assert scene.store.requeue(["a"]) == [JobState.READY]
+        scene.run("a")
+        assert scene.claim_ids() == ["b", "c"]
+
+    def test_a_blocked_job_with_a_delay_is_scheduled_when_it_is_unblocked(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b", after=("a",), delay_ms=SECOND))
+        scene.run("a")
+        record = scene.record("b")
+        assert (record.state, record.due_ms) == (JobState.SCHEDULED, record.submitted_ms + SECOND)
+
+    def test_a_graph_of_jobs_runs_in_order(self, scene: StoreScene) -> None:
+        count = 200
+        specs = [spec(f"{n:03}", after=tuple({f"{n // 2:03}", f"{n * 2 // 3:03}"} - {f"{n:03}"})) for n in range(count)]
+        scene.submit(*specs)
+        done: list[str] = []
+        jobs = scene.claim(7)
+        while jobs:
+            for job in jobs:
+                assert set(job.spec.after) <= set(done)
+            done += [job.spec.id for job in jobs]
+            reply = scene.exchange(completions=tuple(map(completion, jobs)), slots=7)
+            assert reply.refused == []
+            jobs = list(reply.claimed)
+        assert sorted(done) == [f"{n:03}" for n in range(count)]
+
+    # --- cancellation
+
+    def test_waiting_jobs_are_cancelled_at_once(self, scene: StoreScene) -> None:
+        scene.submit(spec("ready"), spec("scheduled", delay_ms=9), spec("blocked", after=("scheduled",)), spec("next"))
+        assert scene.store.cancel(["ready", "scheduled"], "not needed") == [JobState.CANCELLED] * 2
+        record = scene.record("ready")
+        assert (record.state, record.error, record.finished_ms) == (
+            JobState.CANCELLED,
+            "not needed",
+            scene.store.now_ms(),
+        )
+        assert scene.state("blocked") is JobState.CANCELLED
+        scene.advance(10)
+        assert scene.claim_ids() == ["next"]
+        assert scene.store.cancel(["ready"]) == [JobState.CANCELLED]
+
+    def test_a_running_job_is_cancelled_by_its_worker(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b"))
+        a, b = scene.claim()
+        assert scene.store.cancel(["a"], "stop") == [JobState.LEASED]
+        assert scene.record("a").cancel_requested
+        reply = scene.exchange(renewals=(renewal(a), renewal(b)))
+        assert (reply.cancelled, reply.refused) == (["a"], [])
+        assert scene.complete(a, Outcome.CANCELLED).refused == []
+        record = scene.record("a")
+        assert (record.state, record.error, outcomes(record)) == (JobState.CANCELLED, "stop", [Outcome.CANCELLED])
+
+    def test_a_result_counts_even_if_cancellation_was_requested(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        [job] = scene.claim()
+        scene.store.cancel(["a"])
+        scene.complete(job, result=b"1")
+        assert scene.state("a") is JobState.SUCCEEDED
+        assert not scene.record("a").cancel_requested
+
+    @pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.LOST, Outcome.PREEMPTED, Outcome.RELEASED])
+    def test_a_job_to_be_cancelled_is_not_run_again(self, scene: StoreScene, outcome: Outcome) -> None:
+        scene.submit(spec("a"))
+        [job] = scene.claim(lease_ms=SECOND)
+        scene.store.cancel(["a"])
+        if outcome is Outcome.LOST:
+            scene.advance(SECOND)
+        else:
+            scene.complete(job, outcome)
+        assert scene.claim_ids() == []
+        assert scene.state("a") is JobState.CANCELLED
+
+    def test_finished_jobs_are_not_cancelled(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"))
+        scene.run("a")
+        assert scene.store.cancel(["a"]) == [JobState.SUCCEEDED]
+
+    # --- requeue and purge
+
+    def test_a_requeued_job_has_all_its_retries_and_keeps_its_attempts(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", retries=Retries(error=1)), spec("b"))
+        scene.run("a", Outcome.ERROR)
+        scene.run("a", Outcome.ERROR)
+        assert scene.state("a") is JobState.DEAD
+        scene.advance(SECOND)
+        assert scene.store.requeue(["a"]) == [JobState.READY]
+        record = scene.record("a")
+        assert (record.error, record.finished_ms, record.enqueued_ms) == ("", None, scene.store.now_ms())
+        scene.run("b")
+        [job] = scene.claim()
+        assert job.lease[:3] == ("a", 3, 3)
+        scene.complete(job, Outcome.ERROR)
+        assert scene.state("a") is JobState.READY
+        assert len(scene.record("a").attempts) == 3
+
+    def test_only_jobs_that_ended_without_success_are_requeued(self, scene: StoreScene) -> None:
+        scene.submit(spec("1 done"), spec("2 running"), spec("3 ready"), spec("4 cancelled"))
+        scene.run("1 done")
+        scene.claim(1)
+        scene.store.cancel(["4 cancelled"])
+        states = scene.store.requeue(["1 done", "2 running", "3 ready", "4 cancelled"])
+        assert states == [JobState.SUCCEEDED, JobState.LEASED, JobState.READY, JobState.READY]
+
+    def test_a_requeued_job_waits_again_for_unmet_dependencies(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b", after=("a",)))
+        scene.store.cancel(["b"])
+        assert scene.store.requeue(["b"]) == [JobState.BLOCKED]
+        scene.run("a")
+        scene.run("b")
+
+    def test_purge_removes_finished_jobs_only(self, scene: StoreScene) -> None:
+        scene.submit(
+            *(spec(name, payload=b"12345") for name in ("1 done", "2 failed", "3 cancelled", "4 run", "5 ready"))
+        )
+        scene.run("1 done", result=b"123")
+        scene.run("2 failed", Outcome.ERROR, final=True)
+        scene.store.cancel(["3 cancelled"])
+        scene.claim(1)
+        assert scene.store.purge(JobFilter(states=frozenset({JobState.CANCELLED, JobState.READY}))) == Purged(1, 5)
+        assert scene.store.purge(JobFilter(queue="other")) == Purged(0, 0)
+        assert scene.store.purge(JobFilter()) == Purged(2, 13)
+        left = [record.id for record in scene.store.find(JobFilter()).jobs]
+        assert left == ["5 ready", "4 run"]
+
+    def test_purge_by_age_and_by_bytes_removes_the_oldest_first(self, scene: StoreScene) -> None:
+        for n in range(6):
+            scene.submit(spec(f"{n}", payload=bytes(10)))
+            scene.run(f"{n}", result=bytes(90))
+            scene.advance(SECOND)
+        before = scene.record("2").finished_ms
+        assert scene.store.purge(JobFilter(finished_before_ms=before)) == Purged(2, 200)
+        assert scene.store.purge(JobFilter(), keep_bytes=250) == Purged(2, 200)
+        assert scene.store.purge(JobFilter(), keep_bytes=250) == Purged(0, 0)
+        assert scene.store.purge(JobFilter(), limit=1) == Purged(1, 100)
+        assert [record.id for record in scene.store.find(JobFilter()).jobs] == ["5"]
+
+    def test_purge_keeps_jobs_that_blocked_jobs_wait_for(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b", after=("a",), if_dependency_fails=DependencyPolicy.BLOCK))
+        scene.run("a", Outcome.ERROR, final=True)
+        assert scene.store.purge(JobFilter()) == Purged(0, 0)
+        scene.store.cancel(["b"])
+        assert scene.store.purge(JobFilter()) == Purged(2, 0)
+
+    # --- lists and counts
+
+    def test_jobs_are_listed_newest_first_in_pages(self, scene: StoreScene) -> None:
+        scene.submit(*(spec(f"{n}", queue="xy"[n % 2], payload=b"1") for n in range(9)))
+        scene.claim(3, queues=("x",))
+        page = scene.store.find(JobFilter(), limit=4)
+        assert ([record.id for record in page.jobs], page.next_id) == (["8", "7", "6", "5"], "5")
+        page = scene.store.find(JobFilter(), limit=4, before="5")
+        assert ([record.id for record in page.jobs], page.next_id) == (["4", "3", "2", "1"], "1")
+        page = scene.store.find(JobFilter(), limit=4, before="1")
+        assert ([record.id for record in page.jobs], page.next_id) == (["0"], None)
+        leased = JobFilter(states=frozenset({JobState.LEASED}))
+        assert [record.id for record in scene.store.find(leased).jobs] == ["4", "2", "0"]
+        some = JobFilter(states=frozenset({JobState.LEASED, JobState.READY}), queue="x", function="jobs_app:work")
+        assert [record.id for record in scene.store.find(some, limit=2).jobs] == ["8", "6"]
+        assert scene.store.find(JobFilter(function="none")).jobs == []
+        assert scene.store.find(JobFilter(schedule="none")).jobs == []
+
+    def test_lists_leave_out_contents(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", payload=b"1"))
+        scene.run("a", Outcome.ERROR, error="E", traceback="lines")
+        [listed] = scene.store.find(JobFilter()).jobs
+        whole = scene.record("a")
+        assert (whole.spec.payload, whole.attempts[0].traceback) == (b"1", "lines")
+        assert (listed.spec.payload, listed.attempts[0].traceback, listed.attempts[0].error) == (b"", "", "E")
+
+    def test_stats_count_states_and_shapes_of_every_queue(self, scene: StoreScene) -> None:
+        one, two = Resources(cpus=1).shape(), Resources(cpus=2).shape()
+        began = scene.store.now_ms()
+        scene.submit(spec("a", shape=one), spec("b", shape=two), spec("c", shape=two, queue="x"))
+        scene.advance(5)
+        scene.submit(spec("d", shape=two), spec("e", delay_ms=9))
+        scene.run("a")
+        default, other = scene.store.stats()
+        assert default.counts == {JobState.SUCCEEDED: 1, JobState.READY: 2, JobState.SCHEDULED: 1}
+        assert (default.queue, default.oldest_ms, default.paused) == ("default", began, False)
+        assert default.ready_by_shape == {two: 2}
+        assert (other.queue, other.counts, other.ready_by_shape) == ("x", {JobState.READY: 1}, {two: 1})
+
+    def test_a_paused_queue_gives_no_jobs(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b", queue="x"))
+        scene.store.set_paused("default", True)
+        assert scene.claim_ids(queues=("default", "x")) == ["b"]
+        assert [(stats.queue, stats.paused) for stats in scene.store.stats()] == [("default", True), ("x", False)]
+        scene.store.set_paused("default", False)
+        assert scene.claim_ids() == ["a"]
+
+    # --- workers
+
+    def test_workers_are_registered_with_heartbeats_and_leases(self, scene: StoreScene) -> None:
+        registered = scene.store.now_ms()
+        scene.store.register_worker(WorkerInfo("w2", ("x", "y"), 3, {"host": "h", "pid": 7}))
+        scene.store.register_worker(WorkerInfo("w1"))
+        scene.submit(spec("a"), spec("b"))
+        scene.advance(SECOND)
+        scene.claim(worker="w1")
+        one, two = scene.store.workers()
+        assert two == WorkerInfo("w2", ("x", "y"), 3, {"host": "h", "pid": 7}, registered, registered, 0)
+        assert (one.id, one.registered_ms, one.heartbeat_ms, one.leases) == ("w1", registered, registered + SECOND, 2)
+        scene.store.remove_worker("w1")
+        assert [worker.id for worker in scene.store.workers()] == ["w2"]
+        assert scene.exchange("w2").known
+        assert not scene.exchange("w1").known
+
+    def test_workers_without_a_heartbeat_are_forgotten(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("old"))
+        scene.advance(60 * MINUTE + 1)
+        scene.store.register_worker(WorkerInfo("new"))
+        assert [worker.id for worker in scene.store.workers()] == ["new"]
+
+    # --- schedules
+
+    def test_each_fire_time_of_a_schedule_submits_one_job(self, scene: StoreScene) -> None:
+        now = scene.store.now_ms()
+        schedule = Schedule("nightly", "* * * * *", "UTC", spec("", payload=b"1"), now + MINUTE)
+        scene.store.put_schedule(schedule)
+        scene.store.put_schedule(replace(schedule, next_ms=now + 9 * MINUTE))
+        assert scene.store.schedules() == [schedule]
+        reply = scene.exchange(slots=1)
+        assert (reply.due_schedules, reply.next_ms) == ([], now + MINUTE)
+        scene.advance(MINUTE)
+        assert scene.exchange(slots=1).due_schedules == [schedule]
+        fired = spec("f1", key="nightly@1", schedule="nightly")
+        assert scene.store.fire("nightly", now + MINUTE, now + 2 * MINUTE, fired) == Receipt("f1", created=True)
+        assert scene.store.fire("nightly", now + MINUTE, now + 2 * MINUTE, replace(fired, id="f2")) is None
+        assert scene.exchange(slots=1).due_schedules == []
+        assert [record.id for record in scene.store.find(JobFilter(schedule="nightly")).jobs] == ["f1"]
+        assert scene.store.schedules() == [replace(schedule, next_ms=now + 2 * MINUTE)]
+        scene.store.put_schedule(replace(schedule, cron="5 * * * *", next_ms=now + 5 * MINUTE))
+        assert scene.store.schedules()[0].next_ms == now + 5 * MINUTE
+        assert scene.store.remove_schedule("nightly")
+        assert not scene.store.remove_schedule("nightly")
+        assert scene.store.fire("nightly", now + 5 * MINUTE, now + 6 * MINUTE, spec("f3")) is None
+
+    # --- waiting
+
+    def test_a_waiting_worker_is_woken_by_a_job_in_its_queue(self, scene: StoreScene) -> None:
+        for worker, queue in (("w1", "x"), ("w2", "y")):
+            scene.store.register_worker(WorkerInfo(worker, (queue,)))
+            while scene.store.wait(worker, 0.0):
+                pass
+        woken: list[bool] = []
+        thread = threading.Thread(target=lambda: woken.append(scene.store.wait("w1", PATIENCE_S)))
+        thread.start()
+        scene.another().submit([spec("a", queue="x")])
+        thread.join(PATIENCE_S)
+        assert woken == [True]
+        assert not scene.store.wait("w1", 0.0)
+
+    def test_a_job_submitted_before_the_wait_is_not_missed(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        while scene.store.wait("w1", 0.0):
+            pass
+        assert scene.claim_ids() == []
+        scene.another().submit([spec("a")])
+        assert scene.store.wait("w1", PATIENCE_S)
+
+    @pytest.mark.parametrize("event", ["cancel", "retry", "resume", "schedule", "requeue", "wake", "delayed"])
+    def test_a_worker_is_woken_by(self, scene: StoreScene, event: str) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        scene.store.register_worker(WorkerInfo("w2"))
+        scene.submit(spec("a"), spec("b"))
+        [job] = scene.claim(1)
+        scene.store.cancel(["b"])
+        while scene.store.wait("w1", 0.0):
+            pass
+        match event:
+            case "cancel":
+                scene.store.cancel(["a"])
+            case "retry":
+                scene.exchange("w2", completions=(completion(job, Outcome.ERROR, jitter=0.5),))
+            case "resume":
+                scene.store.set_paused("default", False)
+            case "schedule":
+                scene.store.put_schedule(Schedule("s", "* * * * *", "UTC", spec(""), 10**15))
+            case "requeue":
+                scene.store.requeue(["b"])
+            case "delayed":
+                scene.submit(spec("c", delay_ms=10**6))
+            case _:
+                scene.store.wake("w1")
+        assert scene.store.wait("w1", PATIENCE_S)
+
+    def test_a_wait_without_a_reason_ends_with_its_timeout(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        while scene.store.wait("w1", 0.0):
+            pass
+        assert not scene.store.wait("w1", 0.02)
+
+    def test_a_waiting_submitter_is_woken_by_the_end_of_a_job(self, scene: StoreScene) -> None:
+        scene.submit(spec("a"), spec("b"))
+        [job] = scene.claim(1)
+        assert scene.store.wait_finished(["a", "b"], 0.01) == []
+        found: list[list[str]] = []
+        submitter = scene.another()
+        thread = threading.Thread(target=lambda: found.append(submitter.wait_finished(["b", "a"], PATIENCE_S)))
+        thread.start()
+        scene.complete(job)
+        thread.join(PATIENCE_S)
+        assert found == [["a"]]
+        scene.store.cancel(["b"])
+        assert submitter.wait_finished(["b", "a", "unknown"], PATIENCE_S) == ["b", "a", "unknown"]
+
+    def test_concurrent_workers_claim_every_job_once(self, scene: StoreScene) -> None:
+        count, workers = 400 if LONG else 120, 4
+        scene.submit(*(spec(f"{n:04}") for n in range(count)))
+        done: list[str] = []
+
+        def work(worker: str, store: Store) -> None:
+            completions: tuple[Completion, ...] = ()
+            while True:
+                reply = store.exchange(Exchange(worker, completions, (), Claim(5, free_of(CPU_NODE))))
+                assert reply.refused == []
+                if not reply.claimed:
+                    return
+                done.extend(job.spec.id for job in reply.claimed)
+                completions = tuple(map(completion, reply.claimed))
+
+        _together([lambda n=n: work(f"w{n}", scene.another()) for n in range(workers)])  # type: ignore[misc]
+        assert sorted(done) == [f"{n:04}" for n in range(count)]
+        [stats] = scene.store.stats()
+        assert stats.counts == {JobState.SUCCEEDED: count}
+
+
+def _together(actions: list[Callable[[], None]]) -> None:
+    """Run actions in threads of their own, and raise what one of them raised."""
+    errors: list[BaseException] = []
+
+    def act(action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=act, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE_S)
+    for error in errors:
+        raise error

@@ -1,0 +1,224 @@
+"""Job functions for the tests of workers. They tell the test where they are by files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dovetail.jobs.current_job import current_job
+from dovetail.jobs.job_function import job
+
+APP = "jobs.worker_app"
+LONG_S = 600.0
+"""Of jobs that the test ends."""
+
+
+@job
+def noop() -> None:
+    pass
+
+
+@job
+def add(one: int, other: int = 0) -> int:
+    return one + other
+
+
+@job
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+@job
+def not_json() -> object:
+    return {"model": [1, object()]}
+
+
+@job
+def who_am_i() -> dict[str, Any]:
+    current = current_job()
+    return {
+        "id": current.id,
+        "attempt": current.attempt,
+        "token": current.token,
+        "queue": current.queue,
+        "worker": current.worker,
+        "pid": os.getpid(),
+        "session": os.getsid(0),
+    }
+
+
+@job
+def environment(*names: str) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+@job
+def wait_for_file(path: str, began: str = "") -> str:
+    """Until the test writes the file."""
+    if began:
+        Path(began).write_text(str(os.getpid()))
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return Path(path).read_text()
+
+
+@job
+async def wait_for_file_async(path: str, began: str = "") -> str:
+    if began:
+        Path(began).write_text(str(os.getpid()))
+    while not Path(path).exists():
+        await asyncio.sleep(0.005)
+    return Path(path).read_text()
+
+
+@job
+async def async_add(one: int, other: int = 0) -> int:
+    await asyncio.sleep(0)
+    return one + other
+
+
+@job
+async def ignore_cancellation(path: str, began: str) -> None:
+    """A coroutine that cannot be interrupted."""
+    Path(began).write_text("")
+    while not Path(path).exists():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.005)
+
+
+@job
+def report(path: str, *steps: float) -> None:
+    for step in steps:
+        current_job().progress(step, f"step {step:g}")
+    while not Path(path).exists():
+        time.sleep(0.005)
+
+
+@job
+def until_cancelled(began: str, ended: str) -> str:
+    assert not current_job().cancelled  # from here on the worker waits for the job to end by itself
+    Path(began).write_text(str(os.getpid()))
+    while not current_job().cancelled:
+        time.sleep(0.005)
+    Path(ended).write_text("saw it")
+    return "cancelled"
+
+
+@job
+def sleep(began: str, seconds: float = LONG_S) -> None:
+    Path(began).write_text(str(os.getpid()))
+    time.sleep(seconds)
+
+
+@job
+def sleep_with_clean_up(began: str, cleaned: str) -> None:
+    try:
+        Path(began).write_text(str(os.getpid()))
+        time.sleep(LONG_S)
+    finally:
+        Path(cleaned).write_text("cleaned up")
+
+
+@job
+def hold_the_gil(began: str) -> None:
+    """One call in C that no signal handler of Python can interrupt."""
+    Path(began).write_text(str(os.getpid()))
+    sum(itertools.repeat(0))
+
+
+@job
+def start_a_tree(folder: str) -> None:
+    """Processes in this group, in a session of their own, and one whose parent has ended. Each writes its pid."""
+    endless = f"import os, time; open(os.path.join({folder!r}, str(os.getpid())), 'w').close(); time.sleep({LONG_S})"
+    stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {endless}"
+    subprocess.Popen([sys.executable, "-c", endless])
+    subprocess.Popen([sys.executable, "-c", stubborn])
+    subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
+    orphan = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {stubborn!r}], start_new_session=True)"
+    subprocess.run([sys.executable, "-c", orphan], check=True)
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(LONG_S)
+
+
+@job
+def leave_a_process(folder: str) -> None:
+    """Ends, while a process that it has started in another session does not."""
+    code = f"import os, time; open(os.path.join({folder!r}, str(os.getpid())), 'w').close(); time.sleep({LONG_S})"
+    subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    while not any(Path(folder).iterdir()):
+        time.sleep(0.005)
+
+
+@job
+def kill_itself(number: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(LONG_S)
+
+
+@job
+def leave(code: int) -> None:
+    os._exit(code)
+
+
+@job
+def system_exit(code: int) -> None:
+    raise SystemExit(code)
+
+
+@job
+def print_lines(count: int, text: str = "line") -> None:
+    for number in range(count):
+        print(f"{text} {number}")  # noqa: T201
+
+
+@job
+def print_and_wait(path: str) -> None:
+    print("working", flush=True)  # noqa: T201
+    while not Path(path).exists():
+        time.sleep(0.005)
+
+
+@job
+def parent() -> int:
+    return os.getppid()
+
+
+@job
+def return_bytes(size: int) -> str:
+    return "x" * size
+
+
+@job
+def allocate(size: int, began: str = "") -> None:
+    block = bytearray(os.urandom(1 << 20) * (size >> 20))
+    if began:
+        Path(began).touch()
+    time.sleep(LONG_S)
+    del block
+
+
+@job
+def append_line(path: str, text: str, seconds: float = 0.0) -> None:
+    """One write, so that lines of several processes stay whole."""
+    with Path(path).open("a") as file:
+        file.write(f"{text} {current_job().token}\n")
+    time.sleep(seconds)
+
+
+@job
+def burn_cpu(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+plain_function = len
+"""Not declared with @dt.job."""
