@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import subprocess
 import sys
 import threading
@@ -309,6 +310,68 @@ def test_a_value_that_python_does_not_have_is_a_failure_of_its_row(how: str) -> 
     assert (found.rows, found.stopped, told(found)) == (7, True, [(7, "OverflowError")])
 
 
+# --- workers in which all rows fail
+
+
+class FailsAfter:
+    """Its object fails from row 10 on, whatever the row. `calls`: all rows in the order of their calls."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.calls: list[int] = []
+
+    def __call__(self, n: int) -> int:
+        self.calls.append(n)
+        self.broken = self.broken or n == 10
+        if self.broken:
+            raise ValueError("no result")
+        return n
+
+    def arrays(self, n: pa.Array) -> pa.Array:
+        return pa.array([self(value) for value in n.to_pylist()], pa.int64())
+
+
+def single_rows(caller: UdfCaller, first: int, stop: int) -> list[BatchResult]:
+    """One run per row, as when the time of each run is over at once."""
+    batches = [pa.record_batch({"n": pa.array([row], pa.int64())}) for row in range(first, stop)]
+    return [caller.run(batch, 0.0, nobody) for batch in batches]
+
+
+@pytest.mark.parametrize("how", ["values", "arrays"])
+def test_a_run_that_ends_with_a_failed_row_shows_a_broken_worker(how: str) -> None:
+    given = FailsAfter()
+    caller = caller_of(given if how == "values" else given.arrays, SKIP, data_type="int64", input_columns=["n"])
+    assert [found.broken for found in single_rows(caller, 0, 10)] == [None] * 10
+    assert [found.broken for found in single_rows(caller, 10, 13)] == [(0, 1)] * 3
+    caller.teardown()
+
+
+def test_a_bad_row_at_the_end_of_a_run_is_found_by_one_call_of_a_row_that_passed() -> None:
+    calls: list[int] = []
+
+    def odd(n: int) -> int:
+        calls.append(n)
+        return 10 // (n % 2)
+
+    caller = caller_of(odd, SKIP)
+    assert all(found.broken is None for found in single_rows(caller, 0, 5))
+    assert calls == [0, 1, 2, 1, 3, 4, 3]
+    caller.teardown()
+
+
+def test_a_function_that_fails_by_chance_breaks_no_worker() -> None:
+    chance = random.Random(1)
+
+    def flaky(n: int) -> int:
+        if chance.random() < 0.2:
+            raise ValueError("by chance")
+        return n
+
+    caller = caller_of(flaky, SKIP)
+    assert all(found.broken is None for found in single_rows(caller, 0, 500))
+    caller.teardown()
+
+
 # --- vectorised
 
 
@@ -534,7 +597,8 @@ def test_rows_of_a_call_that_failed_are_not_called_together_again_when_the_time_
         got += caller.run(numbers(100).slice(len(got)), time.monotonic() - 1, nobody).arrays[0].to_pylist()
     caller.teardown()
     assert got == [None if n == 40 else n for n in range(100)]
-    assert sizes == [50, *[1] * 50, 50]
+    repeated = 1  # of a row that passed, after the run that ended with row 40
+    assert sizes == [50, *[1] * (50 + repeated), 50]
 
 
 HANGS = """
@@ -756,9 +820,11 @@ def test_successive_runs_return_the_results_of_a_plain_loop(
     got: list[Any] = []
     failed: list[int] = []
     turn = 0
+    ends_with_failure = 0
     while len(got) < len(values):
         found = caller.run(whole.slice(len(got)), time.monotonic() + budgets[turn % len(budgets)], nobody)
         turn += 1
+        ends_with_failure += bool(found.failures) and found.failures[-1].offset == found.rows - 1
         assert all(len(array) == found.rows for array in found.arrays)
         failed += [len(got) + failure.offset for failure in found.failures]
         got += found.arrays[0].to_pylist()
@@ -770,7 +836,9 @@ def test_successive_runs_return_the_results_of_a_plain_loop(
     assert got == [None if n is None or row in bad else n * 2 for row, n in enumerate(values)]
     assert failed == sorted(row for row in bad if row < len(values))
     if kind in ("scalar", "timed"):
-        assert calls == dict.fromkeys(range(len(values)), 1)
+        assert calls.keys() == set(range(len(values)))
+        assert all(calls[row] == 1 for row in failed), "only rows that passed are called again"
+        assert sum(calls.values()) <= len(values) + ends_with_failure
 
 
 def shout(text: str) -> str:

@@ -260,8 +260,9 @@ class RangeWorker:
             for mark in self.checkpoints.scan(task).tried
             if mark.run == self.job.run
         )
-        if again and last - first == 1 and not called.rows:
-            return replace(called, rows=1, arrays=self.caller.nulls(1), stopped=False, broken=None)
+        if again and broken == (0, 1):
+            failures = called.failures[:1]
+            return replace(called, rows=1, arrays=self.caller.nulls(1), failures=failures, stopped=False, broken=None)
         self.checkpoints.mark(task, AttemptMark(first, last, self.job.run))
         reason = f": {called.failures[-1].error_type}: {called.failures[-1].message}" if called.failures else ""
         raise WorkerBrokenError(f"row {first} of fragment {task.fragment} left its worker broken{reason}")

@@ -51,7 +51,7 @@ class BatchResult:
     stopped: bool
     """Whether the next row failed and ends the run."""
     broken: tuple[int, int] | None = None
-    """Rows [start, stop) whose call raised an exception that means a broken process; none after them was called."""
+    """Rows [start, stop) that may have broken the process: their call, and all later ones of this run, failed."""
 
 
 @dataclass(slots=True)
@@ -208,7 +208,9 @@ class UdfCaller:
                 if (late and gathered.rows) or gathered.nbytes >= MAX_RESULT_BYTES:
                     break
                 do(batch, until, gathered, late)
-        self.watch.end(gathered.rows)
+            can_end_broken = self.on_error.then != "fail" and not gathered.stopped
+            if self.watch.end(gathered.rows, self._call_again if can_end_broken else None):
+                self._mark_streak_broken(gathered)
         return gathered.to_result(self.types)
 
     # --- functions of values
@@ -398,12 +400,19 @@ class UdfCaller:
             return False
         if is_worker_broken(error):
             gathered.broken = (start, start + rows)
-        elif rows == 1 and self.watch.is_broken(
-            start, lambda batch, row: self.call_timed(self.call, self.row_arguments(batch, row), start, 1)
-        ):
-            gathered.broken = (self.watch.first_failed, self.watch.first_failed + 1)
-        gathered.stopped |= gathered.broken is not None
+            gathered.stopped = True
+        elif rows == 1 and self.watch.is_broken(start, self._call_again):
+            self._mark_streak_broken(gathered)
         return gathered.broken is not None
+
+    def _call_again(self, batch: Any, row: int) -> object:
+        """Call a row that passed before. If it hangs, the row that failed last is blamed."""
+        return self.call_timed(self.call, self.row_arguments(batch, row), self.watch.last_failed, 1)
+
+    def _mark_streak_broken(self, gathered: ResultBuffer) -> None:
+        """The streak of failures is the fault of this process; the first row of it may have broken the process."""
+        gathered.broken = (self.watch.first_failed, self.watch.first_failed + 1)
+        gathered.stopped = True
 
     def nulls(self, rows: int) -> list[Any]:
         import pyarrow as pa
