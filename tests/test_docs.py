@@ -100,7 +100,7 @@ def test_a_page_uses_only_public_names(page: Path) -> None:
 VARYING = (
     (r"\d{8}-\d{6}-[0-9a-f]{4,6}-", "RUN-"),
     (r"\b1[0-9a-hjkmnp-tv-z]{19}\b", "JOB"),
-    (r"\bin \d+ h \d\d min\b", "in TIME"),
+    (r"\bin (\d+ d \d+ h|\d+ h \d\d min|\d+ min \d\d s|[\d.]+ s)\b", "in TIME"),
     (r"\b(\d+ min )?\d+(\.\d+)? s\b", "T s"),
     (r"\b\d[\d.]*[kMG]?/s\b", "R/s"),
     (r"\b[\d.]+[kMG]?\^( +)[\d.]+[kMG]?\b", "R^ R"),

@@ -652,13 +652,16 @@ class ProcessContract(EngineContract):
         scene.until(lambda: not thread.is_alive(), "the thread ends")
         assert [isinstance(error, WorkerLostError) for error in errors] == [True, True]
 
-    def test_callbacks_run_outside_of_the_polling_thread(self, scene_of: SceneOf) -> None:
-        scene = scene_of(book=Notebook)
-        scene.ready(1, "book")
+    def test_callbacks_run_outside_of_the_polling_thread(self, scene_of: SceneOf, tmp_path: Path) -> None:
+        scene = scene_of(server=Server)
+        scene.ready(1, "server")
+        gate = tmp_path / "gate"
         seen: list[tuple[int, int]] = []
+        scene.engine.call(1, "server", "wait_for", str(gate))
         for _ in range(5):
-            call = scene.engine.call(1, "book", "note", "x")
-            call.add_done_callback(lambda call: seen.append((call.result(), threading.get_ident())))
+            call = scene.engine.call(1, "server", "note", "x")
+            call.add_done_callback(lambda call: seen.append((len(call.result()), threading.get_ident())))
+        gate.touch()  # a callback that is added to a call that has ended would be called here
         scene.until(lambda: len(seen) == 5, "all callbacks were called")
         assert sorted(result for result, _ in seen) == [1, 2, 3, 4, 5], "answers may overtake each other on the way"
         assert threading.get_ident() not in {thread for _, thread in seen}
