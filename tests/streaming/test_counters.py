@@ -62,5 +62,5 @@ def test_counters_agree_with_queues_and_messages_after_every_step(seed: int) -> 
         raise dropped[0][1]
     assert not stream.state.epochs
     assert not stream.epoch_tracker.undelivered
-    assert all(unit.is_empty and unit.trial is None for unit in stream.state.all_units)
+    assert all(unit.is_empty and unit.failures.trial is None for unit in stream.state.all_units)
     assert not any(worker.paused for worker in stream.state.workers.values())

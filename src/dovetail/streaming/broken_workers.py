@@ -84,7 +84,7 @@ class BrokenWorkers:
                     failed = self._on_trial_failed(unit, worker, trial, suspect, is_new=counts)
                 elif unit.spec.barrier or failure.out_of_memory:
                     failed = self._charge_now(unit, suspect, failure, peak)
-                elif broke_worker and worker.id not in unit.streaks:
+                elif broke_worker and worker.id not in unit.failures.streaks:
                     failed = self._on_culprit_failed(unit, worker, suspect)
                 else:
                     failed = self._on_ordinary_failure(unit, worker, suspect, is_new=counts)
@@ -118,7 +118,7 @@ class BrokenWorkers:
             if len(streak.held) > MAX_HELD_CALLS:
                 self._release(unit, [streak.take_oldest()])
         else:
-            unit.count_failed_calls(1)
+            unit.failures.count_failed_calls(1)
             settled = self.failure_handler.charge(unit, suspect)
         if is_new and self._is_suspicious(unit, streak, at_end=False):
             self._suspect(unit, worker, streak)
@@ -126,17 +126,17 @@ class BrokenWorkers:
 
     def _end_streak(self, unit: UnitState, worker: Worker) -> None:
         """A call passed: the worker is not to blame for the failures before it."""
-        unit.end_replacements()
-        if unit.trial is not None:
-            unit.trial.confirm(worker.id)
-        if worker.id in unit.streaks:
-            self._release(unit, unit.end_streak(worker.id))
+        unit.failures.end_replacements()
+        if unit.failures.trial is not None:
+            unit.failures.trial.confirm(worker.id)
+        if worker.id in unit.failures.streaks:
+            self._release(unit, unit.failures.end_streak(worker.id))
             unit.resume(worker)
 
     def _release(self, unit: UnitState, suspects: Iterable[Suspect]) -> None:
         """Charge items that were held: they are retried or fail."""
         for suspect in suspects:
-            unit.count_failed_calls(1)
+            unit.failures.count_failed_calls(1)
             self._settle(unit, suspect, self.failure_handler.charge(unit, suspect))
         unit.mark_dirty()
 
@@ -150,7 +150,7 @@ class BrokenWorkers:
 
     def streak_of(self, unit: UnitState, worker: Worker) -> FailureStreak:
         self.units[unit.name] = unit
-        return unit.streak_of(worker)
+        return unit.failures.streak_of(worker.id)
 
     def _on_worker_broken(
         self, unit: UnitState, worker: Worker, message: Message, suspect: Suspect, *, broke_worker: bool
@@ -170,7 +170,9 @@ class BrokenWorkers:
 
     def _on_culprit_failed(self, unit: UnitState, worker: Worker, suspect: Suspect) -> int:
         """Items failed again with which a worker broke before: they fail, and this worker is replaced, too."""
-        if unit.replaced_enough or not self._replace(unit, worker, f"an item that broke a worker: {suspect.error}"):
+        if unit.failures.replaced_enough or not self._replace(
+            unit, worker, f"an item that broke a worker: {suspect.error}"
+        ):
             self.streak_of(unit, worker).count()
         return self.failure_handler.fail_items(unit, suspect, skip=unit.spec.skip_failed)
 
@@ -196,35 +198,37 @@ class BrokenWorkers:
         """Replace a broken worker; False: it is leaving already. Its held items run elsewhere, uncharged."""
         if not self.fleet.replace(worker, reason):
             return False
-        unit.count_replacement()
+        unit.failures.count_replacement()
         self._repeat_trial(unit, worker.id)
-        self._retry_victims(unit, unit.end_streak(worker.id))
+        self._retry_victims(unit, unit.failures.end_streak(worker.id))
         worker.mark_broken()
         text = f"worker {worker.id} of {unit.name} is replaced: {reason}"
         self.state.add_note("worker", text, worker=worker.id, unit=unit.name, reason=reason)
         return True
 
     def _is_suspicious(self, unit: UnitState, streak: FailureStreak, *, at_end: bool) -> bool:
-        if unit.replaced_enough:
+        if unit.failures.replaced_enough:
             return False
-        calls = max(unit.batches - streak.length, unit.failed_calls)
+        calls = max(unit.batches - streak.length, unit.failures.failed_calls)
         looks = 1 if at_end else calls
-        return is_suspicious(streak.length, unit.failed_calls, calls, looks, unit.longest_cleared_streak)
+        return is_suspicious(
+            streak.length, unit.failures.failed_calls, calls, looks, unit.failures.longest_cleared_streak
+        )
 
     def _suspect(self, unit: UnitState, worker: Worker, streak: FailureStreak) -> None:
         """Find out whether a worker is broken: try the items that failed in it on other workers."""
         if worker.state is not WorkerState.READY:
             return  # its items run elsewhere when it is gone
-        if unit.trial is not None:
-            if unit.has_sound_worker() and worker.id not in unit.trial.unconfirmed:
+        if unit.failures.trial is not None:
+            if unit.has_sound_worker() and worker.id not in unit.failures.trial.unconfirmed:
                 self._pause(unit, worker)  # until that trial has ended
             else:
                 self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
             return
         count = f"{streak.length} calls failed in succession, the last with {self._last_error(streak)}"
-        length, held = streak.length, unit.end_streak(worker.id)
+        length, held = streak.length, unit.failures.end_streak(worker.id)
         if not held:
-            unit.clear_streak(length)
+            unit.failures.clear_streak(length)
             self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
             return
         first = held[0] if len(held) > 1 else None
@@ -246,7 +250,7 @@ class BrokenWorkers:
         self.fleet.cancel_messages(worker)
 
     def _on_trial_failed(self, unit: UnitState, worker: Worker, trial: Trial, suspect: Suspect, *, is_new: bool) -> int:
-        if unit.trial is not trial:  # it ended while the items ran
+        if unit.failures.trial is not trial:  # it ended while the items ran
             return self._on_ordinary_failure(unit, worker, replace(suspect, trial=None), is_new=is_new)
         if is_new:
             self.streak_of(unit, worker).count()
@@ -256,7 +260,7 @@ class BrokenWorkers:
     def _repeat_trial(self, unit: UnitState, worker: int) -> None:
         """Repeat what failed in a trial on a worker that is broken or gone. The items that failed first may have broken
         it."""
-        trial = unit.trial
+        trial = unit.failures.trial
         suspects = trial.take_unconfirmed(worker) if trial is not None else []
         if trial is None or not suspects:
             return
@@ -269,14 +273,14 @@ class BrokenWorkers:
             return
         trial.mark_passed()
         worker = self.state.workers.get(trial.worker)
-        if worker is not None and unit.trial is trial:
+        if worker is not None and unit.failures.trial is trial:
             self._replace(unit, worker, f"{trial.streak} calls failed in it in succession, and one passed in another")
 
     def _finish_trial(self, unit: UnitState, trial: Trial) -> None:
         if trial.first is not None and not trial.passed and not trial.failed:
             unit.add_suspects(trial.begin_first())  # nothing is known yet: the other items have left the trial
             return
-        unit.end_trial()
+        unit.failures.end_trial()
         if trial.passed:
             for suspect in trial.failed:
                 if suspect.failed_attempts < unit.spec.retries:
@@ -287,19 +291,19 @@ class BrokenWorkers:
                 self._retry_culprit(unit, trial.first)
         else:
             if trial.failed:
-                unit.clear_streak(trial.streak)
+                unit.failures.clear_streak(trial.streak)
             first = [] if trial.first is None else [trial.first]
             twice = [replace(suspect, failed_attempts=suspect.failed_attempts + 1) for suspect in trial.failed]
             self._release(unit, [*first, *twice])
             worker = self.state.workers.get(trial.worker)
             if worker is not None:
                 unit.resume(worker)
-        for number, streak in list(unit.streaks.items()):
+        for number, streak in list(unit.failures.streaks.items()):
             other = self.state.workers.get(number)
             if other is not None and other.paused:
-                if unit.trial is None and self._is_suspicious(unit, streak, at_end=False):
+                if unit.failures.trial is None and self._is_suspicious(unit, streak, at_end=False):
                     self._suspect(unit, other, streak)
-                elif unit.trial is None:
+                elif unit.failures.trial is None:
                     unit.resume(other)
         unit.mark_dirty()
 
@@ -308,7 +312,7 @@ class BrokenWorkers:
     def on_worker_gone(self, worker: Worker, *, died: bool) -> None:
         """Retry or charge the held items of a worker that died or stopped."""
         unit = self.state.units_by_name[worker.unit]
-        held = unit.end_streak(worker.id)
+        held = unit.failures.end_streak(worker.id)
         self._repeat_trial(unit, worker.id)
         if worker.is_broken:
             self._retry_victims(unit, held)
@@ -323,7 +327,7 @@ class BrokenWorkers:
         True: something changed."""
         changed = False
         for unit in list(self.units.values()):
-            trial = unit.trial
+            trial = unit.failures.trial
             if trial is not None:
                 changed = self._confirm_idle(unit, trial) or changed
                 if trial.is_over:
@@ -331,12 +335,12 @@ class BrokenWorkers:
                     changed = True
                 else:
                     changed = self._unblock_trial(unit) or changed
-            for number, streak in list(unit.streaks.items()):
+            for number, streak in list(unit.failures.streaks.items()):
                 worker = self.state.workers.get(number)
                 if streak.held and worker is not None and self._is_idle(unit, worker):
                     self._on_idle(unit, worker, streak)
                     changed = True
-            if not unit.streaks and unit.trial is None:
+            if not unit.failures.streaks and unit.failures.trial is None:
                 del self.units[unit.name]
         return changed and not self.state.is_ending
 
@@ -350,14 +354,14 @@ class BrokenWorkers:
         for number in idle:
             trial.confirm(number)
             if not is_sound_elsewhere:
-                unit.add_suspects(unit.end_streak(number))
+                unit.add_suspects(unit.failures.end_streak(number))
         return bool(idle)
 
     def _unblock_trial(self, unit: UnitState) -> bool:
         """Replace a worker if a trial waits for a sound one, and no worker has work that would show whether it is
         sound; of two, the paused one."""
         unpaused = [worker for worker in unit.workers.values() if not worker.paused]
-        if unpaused and (unit.has_sound_worker() or unit.replaced_enough):
+        if unpaused and (unit.has_sound_worker() or unit.failures.replaced_enough):
             return False
         if not all(self._is_idle(unit, worker) for worker in unpaused):
             return False

@@ -231,7 +231,7 @@ def _idle_worker_for(unit: UnitState, suspect: Suspect) -> Worker | None:
 def _sound_worker(unit: UnitState, suspect: Suspect, workers: Iterable[Worker]) -> Worker | None:
     """The first worker that can show what is wrong with items. Items that may break workers wait for the end of a
     trial, which needs sound workers, too."""
-    if suspect.broke_worker and unit.trial is not None:
+    if suspect.broke_worker and unit.failures.trial is not None:
         return None
     waits = unit.waits_for_sound_worker(suspect)
     return next((worker for worker in workers if not waits or unit.is_sound(worker)), None)

@@ -140,5 +140,75 @@ class Trial:
             self.first = None
 
 
+class UnitFailures:
+    """Failures in the workers of a unit: streaks, the trial of a suspected worker, and what the rule counts."""
+
+    __slots__ = ("failed_calls", "longest_cleared_streak", "replaced_in_succession", "streaks", "trial")
+
+    def __init__(self) -> None:
+        self.streaks: dict[int, FailureStreak] = {}
+        """Worker -> its failures since its last call that passed."""
+        self.trial: Trial | None = None
+        """Decides whether a suspected worker is broken; one at a time."""
+        self.failed_calls = 0
+        """Calls that raised and whose items were to blame."""
+        self.replaced_in_succession = 0
+        """Broken workers that were replaced since the last call that passed."""
+        self.longest_cleared_streak = 0
+        """Longest streak of failures of a suspected worker that was not broken."""
+
+    @property
+    def replaced_enough(self) -> bool:
+        """Whether new workers fail, too, so that the items are to blame."""
+        return self.replaced_in_succession >= MAX_REPLACEMENTS_WITHOUT_SUCCESS
+
+    @property
+    def holds_items(self) -> bool:
+        """Whether failed items are held in streaks."""
+        return any(streak.held for streak in self.streaks.values()) if self.streaks else False
+
+    def streak_of(self, worker: int) -> FailureStreak:
+        """The streak of failures of a worker, begun if there is none."""
+        return self.streaks.setdefault(worker, FailureStreak())
+
+    def end_streak(self, worker: int) -> list[Suspect]:
+        """Forget the streak of a worker, and return the items that it held."""
+        streak = self.streaks.pop(worker, None)
+        return [] if streak is None else streak.take_held()
+
+    def clear_streak(self, length: int) -> None:
+        """The items were to blame for a streak that looked like a broken worker."""
+        self.longest_cleared_streak = max(self.longest_cleared_streak, length)
+
+    def count_failed_calls(self, calls: int) -> None:
+        self.failed_calls += calls
+
+    def count_replacement(self) -> None:
+        self.replaced_in_succession += 1
+
+    def end_replacements(self) -> None:
+        """A call passed."""
+        self.replaced_in_succession = 0
+
+    def begin_trial(self, trial: Trial) -> None:
+        self.trial = trial
+
+    def end_trial(self) -> None:
+        self.trial = None
+
+    def waiting(self) -> Iterator[Suspect]:
+        """Failed items that are held back, and are neither queued nor at a worker."""
+        for streak in self.streaks.values():
+            yield from streak.held
+        if self.trial is not None:
+            yield from self.trial.waiting()
+
+    def drop_epoch(self, epoch: Epoch) -> None:
+        for streak in self.streaks.values():
+            streak.drop_epoch(epoch)
+        if self.trial is not None:
+            self.trial.drop_epoch(epoch)
+
+
 def _without_epoch(suspects: list[Suspect], epoch: Epoch) -> list[Suspect]:
     return [suspect for suspect in suspects if suspect.epoch is not epoch]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Note
 from dovetail.control.lifecycle import LEGAL_RUN_MOVES, RunState, WorkerState, checked_move
-from dovetail.streaming.failure_streak import MAX_REPLACEMENTS_WITHOUT_SUCCESS, FailureStreak
+from dovetail.streaming.failure_streak import UnitFailures
 from dovetail.streaming.queues import UnitQueue
 from dovetail.streaming.throughput import ThroughputEstimator
 from dovetail.streaming.worker_pool import WorkerPool
@@ -254,7 +254,7 @@ class UnitState:
         "changes_counts",
         "children",
         "dirty",
-        "failed_calls",
+        "failures",
         "finished",
         "flush_at",
         "guaranteed_queue_bytes",
@@ -271,7 +271,6 @@ class UnitState:
         "items_in_flight",
         "items_taken",
         "later_consumers",
-        "longest_cleared_streak",
         "low",
         "max_node_memory_bytes",
         "max_queued_items",
@@ -286,7 +285,6 @@ class UnitState:
         "quarantine_worker",
         "queue",
         "recycling_workers",
-        "replaced_in_succession",
         "retries",
         "same_count_calls",
         "saturated_ends",
@@ -301,10 +299,8 @@ class UnitState:
         "spec",
         "stage_totals",
         "starved_ends",
-        "streaks",
         "suspects",
         "throughput",
-        "trial",
         "waits_for_seats",
         "workers",
         "workers_lost",
@@ -322,10 +318,7 @@ class UnitState:
         """Range of worker counts; differs from the spec while the count is pinned."""
         self.queue = UnitQueue(spec.batch_size if not spec.barrier else BARRIER_BATCH_ITEMS)
         self.suspects: deque[Suspect] = deque()
-        self.streaks: dict[int, FailureStreak] = {}
-        """Worker -> its failures since its last call that passed."""
-        self.trial: Trial | None = None
-        """Decides whether a suspected worker is broken; one at a time."""
+        self.failures = UnitFailures()
         self.pool = WorkerPool(spec.slots)
         self.workers: dict[int, Worker] = {}
         """All workers that are not stopped or lost."""
@@ -389,12 +382,6 @@ class UnitState:
         self.idle_since: float | None = None
 
     def _init_counters(self) -> None:
-        self.failed_calls = 0
-        """Calls that raised and whose items were to blame."""
-        self.replaced_in_succession = 0
-        """Broken workers that were replaced since the last call that passed."""
-        self.longest_cleared_streak = 0
-        """Longest streak of failures of a suspected worker that was not broken."""
         self.idle_deaths = 0
         """Consecutive worker deaths without a suspect, since the last message that finished."""
         self.recycling_workers = 0
@@ -422,8 +409,7 @@ class UnitState:
 
     @property
     def is_empty(self) -> bool:
-        held = any(streak.held for streak in self.streaks.values()) if self.streaks else False
-        return not (self.queue.items or self.suspects or self.items_in_flight or held)
+        return not (self.queue.items or self.suspects or self.items_in_flight or self.failures.holds_items)
 
     # --- waves and completion
 
@@ -523,13 +509,7 @@ class UnitState:
         if self.pool.release(worker, message) and self.quarantine_worker is worker:
             self.quarantine_worker = None
         self.message_just_ended = self.dirty = True
-        self.items_in_flight -= message.items
-        for child in self.children:
-            child.incoming_messages -= 1
-            child.incoming_bytes -= message.expected_bytes
-            for parent in child.parents:
-                if parent.blocked:
-                    parent.dirty = True
+        self.end_flight(message)
         for parent in self.parents:
             if parent.blocked:
                 parent.dirty = True
@@ -568,42 +548,13 @@ class UnitState:
         """Drop everything of an epoch that waits here."""
         self.queue.remove_epoch(epoch.id)
         self.suspects = deque(suspect for suspect in self.suspects if suspect.epoch is not epoch)
-        for streak in self.streaks.values():
-            streak.drop_epoch(epoch)
-        if self.trial is not None:
-            self.trial.drop_epoch(epoch)
+        self.failures.drop_epoch(epoch)
 
     # --- broken workers
 
-    def streak_of(self, worker: Worker) -> FailureStreak:
-        """The streak of failures of a worker, begun if there is none."""
-        return self.streaks.setdefault(worker.id, FailureStreak())
-
-    def end_streak(self, worker: int) -> list[Suspect]:
-        """Forget the streak of a worker, and return the items that it held."""
-        streak = self.streaks.pop(worker, None)
-        return [] if streak is None else streak.take_held()
-
-    def count_failed_calls(self, calls: int) -> None:
-        self.failed_calls += calls
-
-    def count_replacement(self) -> None:
-        self.replaced_in_succession += 1
-
-    def end_replacements(self) -> None:
-        """A call passed."""
-        self.replaced_in_succession = 0
-
-    def clear_streak(self, length: int) -> None:
-        """The items were to blame for a streak that looked like a broken worker."""
-        self.longest_cleared_streak = max(self.longest_cleared_streak, length)
-
     def begin_trial(self, trial: Trial) -> None:
-        self.trial = trial
+        self.failures.begin_trial(trial)
         self.add_suspects(trial.open)
-
-    def end_trial(self) -> None:
-        self.trial = None
 
     def pause(self, worker: Worker) -> None:
         """Send nothing further to a worker until it is known whether it is broken."""
@@ -620,7 +571,7 @@ class UnitState:
 
     def is_sound(self, worker: Worker) -> bool:
         """Whether a worker can show what is wrong with items: its last call passed, or it has had none."""
-        return worker.state is WorkerState.READY and not worker.paused and worker.id not in self.streaks
+        return worker.state is WorkerState.READY and not worker.paused and worker.id not in self.failures.streaks
 
     def has_sound_worker(self) -> bool:
         """Whether a worker can show what is wrong with items, now or when it has started."""
@@ -631,20 +582,12 @@ class UnitState:
 
     def waits_for_sound_worker(self, suspect: Suspect) -> bool:
         """Whether items that need a sound worker wait for one, instead of running on any worker."""
-        return self.has_sound_worker() or (suspect.trial is not None and not self.replaced_enough)
-
-    @property
-    def replaced_enough(self) -> bool:
-        """Whether new workers fail, too, so that the items are to blame."""
-        return self.replaced_in_succession >= MAX_REPLACEMENTS_WITHOUT_SUCCESS
+        return self.has_sound_worker() or (suspect.trial is not None and not self.failures.replaced_enough)
 
     def waiting_suspects(self) -> Iterator[Suspect]:
         """All failed items that are not at a worker."""
         yield from self.suspects
-        for streak in self.streaks.values():
-            yield from streak.held
-        if self.trial is not None:
-            yield from self.trial.waiting()
+        yield from self.failures.waiting()
 
     # --- flow control
 
