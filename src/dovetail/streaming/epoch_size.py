@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
     from dovetail.streaming.state import StreamState, UnitState
 
+    ReachedUnits = list[tuple[UnitState, float]]
+    """Units that get items, with their items per item of the wave's input."""
+
 MAX_EPOCH_ITEMS = 1_000_000
 MAX_OPEN_EPOCHS = 8
 """Approximate number of open epochs that the work in flight is spread over."""
@@ -44,13 +47,14 @@ class EpochSize:
         """Items per epoch: about `target_epoch_s` of source work, at least some full batches of every unit, and a fixed
         share of the items in flight, so that a thousand workers do not have hundreds of epochs open. While the speed of
         a unit is unknown, it may be slow, and an epoch contains as little as is useful."""
+        reached = self._reached_units()
         if self.has_unknown_speed():
-            return self._round_to_batches(self._unmeasured_items(processed_items))
+            return _round_to_batches(reached, self._unmeasured_items(reached, processed_items))
         options = self.state.options
-        rate = self._known_rate()
+        rate = _known_rate(reached)
         preferred = minimum = 1.0
         slowest_queue = 0.0
-        for unit, items in self._reached_units():
+        for unit, items in reached:
             preferred = max(preferred, options.target_epoch_batches * unit.batch_size / items)
             seconds = (unit.throughput.seconds_per_item or 0.0) * items
             if unit.total_slots > MAX_RELEVANT_SPEED_FACTOR * rate * seconds:
@@ -61,17 +65,18 @@ class EpochSize:
             if unit.total_slots <= rate * seconds * (1 + 1e-9):
                 slowest_queue = unit.preferred_queue_items / items
         if rate == math.inf:
-            return self._round_to_batches(preferred)
+            return _round_to_batches(reached, preferred)
         goal = max(
             min(preferred, max(minimum, options.max_epoch_s * rate)),
             slowest_queue / MAX_OPEN_EPOCHS,
             options.target_epoch_s * rate,
         )
-        return self._round_to_batches(goal)
+        return _round_to_batches(reached, goal)
 
     def max_unmeasured_items(self, processed_items: int) -> int:
         """Items that all open epochs may have together while the speed of a unit is unknown."""
-        return int(min(MAX_UNMEASURED_EPOCHS * self._unmeasured_items(processed_items), MAX_EPOCH_ITEMS))
+        items = self._unmeasured_items(self._reached_units(), processed_items)
+        return int(min(MAX_UNMEASURED_EPOCHS * items, MAX_EPOCH_ITEMS))
 
     def slowest_units(self) -> list[UnitState]:
         """The unit with the lowest throughput, and all units after it. An unknown speed counts as the lowest."""
@@ -86,37 +91,42 @@ class EpochSize:
                 found.append(unit)
         return found
 
-    def _reached_units(self) -> list[tuple[UnitState, float]]:
+    def _reached_units(self) -> ReachedUnits:
         """The units that get items, with their items per item of the wave's input."""
         return [(unit, items) for unit, items in self.items_per_input_item().items() if items]
 
     def has_unknown_speed(self) -> bool:
         """Whether epochs must be small because a unit may be slow. With a barrier there is only one epoch, and when
         serving, epochs end by age."""
-        if self.state.options.serving or any(unit.spec.barrier for unit in self.state.units):
+        units = self.state.units
+        if all(unit.throughput.seconds_per_item is not None for unit in units):
+            return False
+        if self.state.options.serving or any(unit.spec.barrier for unit in units):
             return False
         return any(unit.throughput.seconds_per_item is None for unit, _ in self._reached_units())
 
-    def _unmeasured_items(self, processed_items: int) -> float:
+    def _unmeasured_items(self, reached: ReachedUnits, processed_items: int) -> float:
         """Items per epoch while the speed of a unit is unknown: a batch, or a share of the messages that such units may
         have in store. More if few items reach it: a share of those that were processed already, and at most of those
         that the known units process in `target_epoch_s`."""
-        goal = min(self._known_rate() * self.state.options.target_epoch_s, processed_items) / MAX_OPEN_EPOCHS
-        for unit, items in self._reached_units():
+        goal = min(_known_rate(reached) * self.state.options.target_epoch_s, processed_items) / MAX_OPEN_EPOCHS
+        for unit, items in reached:
             goal = max(goal, unit.batch_size / max(1.0, items))
             if unit.throughput.seconds_per_item is None:
                 goal = max(goal, unit.preferred_queue_items / max(1.0, items) / MAX_OPEN_EPOCHS)
         return goal
 
-    def _known_rate(self) -> float:
-        """Input items per second of the slowest unit whose speed is known; infinite if none is."""
-        rate = math.inf
-        for unit, items in self._reached_units():
-            if unit.throughput.seconds_per_item:
-                rate = min(rate, unit.total_slots / (unit.throughput.seconds_per_item * items))
-        return rate
 
-    def _round_to_batches(self, items: float) -> int:
-        """Whole batches of units that get one item per input item, so that an epoch ends with full batches."""
-        batch = max((unit.batch_size for unit, each in self._reached_units() if each == 1.0), default=1)
-        return max(1, int(min(batch * math.ceil(items / batch - 1e-9), MAX_EPOCH_ITEMS)))
+def _known_rate(reached: ReachedUnits) -> float:
+    """Input items per second of the slowest unit whose speed is known; infinite if none is."""
+    rate = math.inf
+    for unit, items in reached:
+        if unit.throughput.seconds_per_item:
+            rate = min(rate, unit.total_slots / (unit.throughput.seconds_per_item * items))
+    return rate
+
+
+def _round_to_batches(reached: ReachedUnits, items: float) -> int:
+    """Whole batches of units that get one item per input item, so that an epoch ends with full batches."""
+    batch = max((unit.batch_size for unit, each in reached if each == 1.0), default=1)
+    return max(1, int(min(batch * math.ceil(items / batch - 1e-9), MAX_EPOCH_ITEMS)))
