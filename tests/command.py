@@ -52,10 +52,12 @@ def run_process(
 def run_command(
     *arguments: str, cwd: Path | None = None, stdin: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Like `run_process`, in this process."""
+    """The installed command `dovetail` with these arguments, in this process. Its import path lacks the current
+    folder, which that of `python -m dovetail` has."""
     words = ["dovetail", *arguments]
     with like_a_process(cwd, stdin, **variables) as (out, err), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", words)
+        patch.setattr(sys, "path", sys.path[1:])
         with pytest.raises(SystemExit) as ended:
             main()
         code = ended.value.code

@@ -24,6 +24,7 @@ from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_fi
 from dovetail.documents.parser import read_document
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.runtime.run_spec import add_import_path
 from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD, Simulation
 from dovetail.runtime.simulation import simulate as run_simulated
 from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
@@ -125,6 +126,7 @@ def simulate(
         print_simulation(file, sets, cluster, seed, as_json, not_for_actors)
         return
     job = fit_to_cluster(load_run_spec(file, sets, source), cluster)
+    add_import_path(job.file.parent)  # measured speeds are found by the code of the stages
     try:
         result = run_simulated(
             job.pipeline,
