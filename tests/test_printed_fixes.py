@@ -254,9 +254,9 @@ MISTAKES = {
         "no known format suffix", as_option, HEAD.replace("out.jsonl", "out.rows") + DOUBLE, fix=1
     ),
     "sink exists": existing_sink("{path: out.jsonl, exists: fail}"),
-    "sink exists, replaced": existing_sink("{path: out.jsonl, exists: fail}", fix=1),
+    "sink exists, appended to": existing_sink("{path: out.jsonl, exists: fail}", fix=1),
     "sink of a leaf exists": existing_sink("{stages: {double: {path: out.jsonl, exists: fail}}}"),
-    "sink of a leaf exists, replaced": existing_sink("{stages: {double: {path: out.jsonl, exists: fail}}}", fix=1),
+    "sink of a leaf exists, appended to": existing_sink("{stages: {double: {path: out.jsonl, exists: fail}}}", fix=1),
     "unknown suffix of the sink of a leaf": MistakeCase(
         "no known format suffix", as_option, HEAD.replace("out.jsonl", "{stages: {double: out.rows}}") + DOUBLE
     ),

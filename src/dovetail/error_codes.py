@@ -270,7 +270,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "A sink cannot be written: wrong kind of path, no permission or no such bucket.",
         "Choose a path that you can write.",
     ),
-    ("DT352", 2, "A sink exists, and `exists: fail` is set.", "Choose another path, or `exists: replace` or `append`."),
+    ("DT352", 2, "A sink exists, and `exists: fail` is set.", "Choose another path, or `exists: append`."),
     (
         "DT353",
         1,

@@ -120,6 +120,7 @@ def test_exists_fail_is_refused_before_anything_starts(kind: str, tmp_path: Path
     first.finish(written(first, [0], [{"a": 1}]))
     first.discard()
     assert "DT352" in refused(path, exists="fail")
+    assert "replace" not in refused(path, exists="fail"), "a fix must not risk data"
     assert list(tmp_path.iterdir()) == [path]
     again = open_sink(sink(path, exists="fail"), "r1", tmp_path)
     again.prepare(resumed=True)  # it is ours

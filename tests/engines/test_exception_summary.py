@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -18,6 +19,9 @@ from dovetail.engines.unit_executor import make_executor
 from dovetail.engines.worker_context import Worker
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_function import each
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
 CupyOutOfMemory = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy.cuda.memory"})
@@ -93,6 +97,28 @@ def test_the_traceback_starts_with_the_users_frames() -> None:
         assert "raise raises" in detail
         assert "/dovetail/engines/" not in detail
         assert detail.endswith("ValueError: no\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("FACTOR", 'hint: FACTOR is assigned in line 4, under `if __name__ == "__main__":`'),
+        ("FACTORS", ""),
+        ("OTHER", ""),
+    ],
+)
+def test_a_name_that_only_the_program_assigns_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+) -> None:
+    text = f"def use(rows):\n    return [row * {name} for row in rows]\nif __name__ == '__main__':\n    FACTOR = 3\n"
+    (tmp_path / "guarded.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "guarded", raising=False)
+    stages = (Stage("a", importlib.import_module("guarded").use),)
+    (failure,) = make_executor(stages, Worker(1, "u")).run(range(1), [1], 1, [0] * 4, 1).failures
+    assert f"NameError: name '{name}' is not defined" in failure.detail
+    assert failure.detail.count("hint:") == bool(hint)
+    assert hint in failure.detail
 
 
 def test_an_exception_object_raised_repeatedly_collects_no_frames() -> None:

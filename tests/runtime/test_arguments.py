@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.runtime import run
+from dovetail.runtime import run, service
 from runtime.aids import CLUSTER, run_of
 from stage_functions import same
 
@@ -28,6 +28,29 @@ def test_all_invalid_arguments_are_reported_together(tmp_path: Path) -> None:
     assert sorted(listed.value.codes) == ["DT034", "DT331", "DT332", *["DT338"] * 4]
     for name in ("lokal", "max_errors=-1", "ordered='no'", "options=", "run_dir=5"):
         assert name in str(told.value)
+
+
+@pytest.mark.parametrize("start", ["run", "serve"])
+@pytest.mark.parametrize(
+    ("code", "message", "fix"),
+    [
+        ("typo_steps:wrods", "stage 'a': typo_steps has no 'wrods' (did you mean 'words'?)", 'run="typo_steps:words"'),
+        ("typo_stesp:words", "no module named 'typo_stesp' (did you mean 'typo_steps'?)", 'run="typo_steps:words"'),
+    ],
+)
+def test_a_misspelt_function_is_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, code: str, message: str, fix: str
+) -> None:
+    (tmp_path / "typo_steps.py").write_text("raise RuntimeError('not to be imported')\ndef words(rows): return rows\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(service, "open_site", lambda *_, **__: pytest.fail("it was reached"))
+    monkeypatch.setattr(run, "open_site", lambda *_, **__: pytest.fail("it was reached"))
+    pipeline = dt.Pipeline([dt.Stage("a", code)])
+    with pytest.raises(dt.ConfigError) as told:
+        dt.run(pipeline, range(3)) if start == "run" else dt.serve(pipeline)
+    (problem,) = told.value.problems
+    assert (problem.code, problem.fix_texts) == ("DT034", (fix,))
+    assert message in problem.message
 
 
 def test_a_share_requires_a_ray_cluster() -> None:

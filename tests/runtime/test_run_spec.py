@@ -14,6 +14,7 @@ from dovetail.data.sources import SourceSpec
 from dovetail.errors import ConfigError
 from dovetail.pipeline.source_sink import SINK, SOURCE
 from dovetail.runtime import run_spec as jobs
+from dovetail.runtime.missing_code import defined_names
 
 STAGES = "stages: [{name: a, run: 'job_steps_of_tests:f'}]\n"
 
@@ -152,7 +153,7 @@ def test_a_sink_that_is_added_to() -> None:
 def test_names_of_a_module_are_found_without_importing_it(tmp_path: Path, text: str, names: set[str] | None) -> None:
     file = tmp_path / "m.py"
     file.write_text(text)
-    assert jobs.defined_names(file) == names
+    assert defined_names(file) == names
 
 
 def test_a_function_that_does_not_exist_is_reported_before_anything_starts(

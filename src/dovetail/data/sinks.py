@@ -117,7 +117,7 @@ class FileSink:
         if not resumed and self.spec.exists == "fail" and self._exists():
             fixes = (
                 Change({"sink": output_files.unused_name(self.spec.path)}, (self.spec.subject,)),
-                *(Change({"exists": policy}, (self.spec.subject,)) for policy in ("replace", "append")),
+                Change({"exists": "append"}, (self.spec.subject,)),
             )
             raise ConfigError(Problem("DT352", "the file exists, and `exists` is `fail`", (), fixes, self.spec.path))
         try:

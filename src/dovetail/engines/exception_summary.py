@@ -5,7 +5,9 @@ Handles any exception: one whose text raises, one with a million frames, one tha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dovetail.control.engine import UnsendableItemError
@@ -113,13 +115,43 @@ def _traceback_text(error: BaseException) -> str:
     try:
         theirs = _without_own_frames(error.__traceback__)
         summary = traceback.TracebackException(type(error), error, theirs, limit=-MAX_FRAMES, compact=True)
-        text = "".join(summary.format())
+        text = "".join(summary.format()) + _main_guard_hint(error)
     except BaseException:  # the user's __str__, __notes__ and source files can all fail
         return _summary_line(error)
     if len(text) <= MAX_DETAIL_CHARS:
         return text
     head, tail = MAX_DETAIL_CHARS // 4, MAX_DETAIL_CHARS * 3 // 4 - 50
     return f"{text[:head]}\n... {len(text) - head - tail} characters left out ...\n{text[-tail:]}"
+
+
+def _main_guard_hint(error: BaseException) -> str:
+    """A hint, if a global name is missing because its module assigns it only where it is run as a program."""
+    trace = error.__traceback__
+    if not isinstance(error, NameError) or not error.name or trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    line = _names_of_main_guard(trace.tb_frame.f_code.co_filename).get(error.name)
+    if line is None:
+        return ""
+    where = f'line {line}, under `if __name__ == "__main__":`'
+    return f"hint: {error.name} is assigned in {where}, which workers do not run; assign it before that line\n"
+
+
+@lru_cache(maxsize=8)
+def _names_of_main_guard(file: str) -> dict[str, int]:
+    """Names that a module assigns where it is run as a program -> line."""
+    import ast  # late: only needed after a failure
+    import linecache
+
+    found: dict[str, int] = {}
+    with suppress(SyntaxError, ValueError, RecursionError):
+        for part in ast.parse("".join(linecache.getlines(file))).body:
+            if isinstance(part, ast.If) and ast.unparse(part.test) == "__name__ == '__main__'":
+                for node in ast.walk(part):
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                        found.setdefault(node.id, node.lineno)
+    return found
 
 
 def classify_memory_error(error: BaseException) -> tuple[bool, bool]:

@@ -27,6 +27,7 @@ from dovetail.errors import (
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import MAX_ERRORS_TEXT, parse_max_errors
 from dovetail.pipeline.pipeline import Pipeline
+from dovetail.runtime.missing_code import missing_code_problems
 from dovetail.scheduling.plan import Plan
 from dovetail.streaming.settings import StreamOptions
 
@@ -56,6 +57,7 @@ def check_arguments(
     problems = [
         *engine_errors(engine),
         *(_list_errors(pipeline) if isinstance(pipeline, list | tuple) else _pipeline_errors(pipeline, plan)),
+        *_code_errors(pipeline, engine),
         *_source_errors(source),
         *_other_errors(options, max_errors, limit, run_dir, flags),
         *share_errors(engine, share, env_from),
@@ -77,6 +79,7 @@ def check_service_arguments(
     problems = [
         *_service_engine_errors(engine),
         *_pipeline_errors(pipeline, plan),
+        *_code_errors(pipeline, engine),
         *_service_pipeline_errors(pipeline, plan),
         *_duration_errors("max_wait", max_wait),
         *(_duration_errors("deadline", deadline) if deadline is not None else ()),
@@ -88,6 +91,12 @@ def check_service_arguments(
         )
     if problems:
         raise ConfigError(problems)
+
+
+def _code_errors(pipeline: object, engine: object) -> Iterator[Problem]:
+    """Functions that do not exist. Workers on Ray may have other modules than this process."""
+    if isinstance(pipeline, Pipeline) and engine == "local":
+        yield from missing_code_problems(pipeline.stages)
 
 
 def _service_engine_errors(engine: object) -> Iterator[Problem]:

@@ -7,7 +7,6 @@ relative to the current folder. The driver and the workers can import modules be
 from __future__ import annotations
 
 import glob
-import importlib.util
 import json
 import os
 import sys
@@ -17,22 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.parser import read_document
-from dovetail.errors import ConfigError, DovetailError, PipelineError, Problem, did_you_mean, nearest_word, short_repr
+from dovetail.errors import ConfigError, DovetailError, PipelineError, Problem, short_repr
 from dovetail.pipeline import pipeline_file
 from dovetail.pipeline.overrides import Override, apply_overrides, parse_overrides
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.source_sink import SOURCE_AND_SINK
+from dovetail.runtime.missing_code import find_missing_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from importlib.machinery import ModuleSpec
 
     from dovetail.documents.document import Document, KeyPath
     from dovetail.resources.cluster import Cluster
     from dovetail.runtime.run_handle import Run
-
-DYNAMIC_CALLS = {"globals", "exec", "setattr"}
-"""Calls by which a module may define names that its source does not show."""
 
 
 def stdin_rows() -> Iterator[Any]:
@@ -264,32 +260,14 @@ def add_import_path(folder: Path) -> None:
 
 
 def missing_code(job: RunSpec) -> list[Problem]:
-    """Stages whose module or function does not exist, found without the cost of importing the module."""
+    """Stages of a file whose module or function does not exist, found without the cost of importing the module."""
     found = []
     for number, stage in enumerate(job.pipeline.stages):
-        module, _, path = stage.run.partition(":") if isinstance(stage.run, str) else ("", "", "")
-        top = module.partition(".")[0]
-        if not top or top in sys.modules:
-            continue
-        place = job.document.place(("stages", number, "run"))
-        spec = _find_spec(top)
-        if spec is None:
-            near = nearest_word(top, _modules_beside(job.file))
-            hint = f" (did you mean {near!r}?)" if near else ""
-            message = f"stage {stage.name!r}: no module named {top!r}{hint}"
-            evidence = (f"searched in {job.file.parent} and on sys.path",)
-            fixes = (f"create {top}.py beside {job.file.name}, or install the package",)
-            if near:
-                fixes = (f"run: {near}{module.removeprefix(top)}:{path}",)
-            found.append(Problem("DT034", message, evidence, fixes, place))
-            continue
-        file = _source_file(spec, module)
-        names, name = None if file is None else defined_names(file), path.partition(".")[0]
-        if names is not None and name not in names:
-            message = f"stage {stage.name!r}: {module} has no {name!r}{did_you_mean(name, sorted(names))}"
-            near = nearest_word(name, sorted(names))
-            fixes = (f"run: {module}:{near}",) if near else (f"define {name} in {file}",)
-            found.append(Problem("DT034", message, (f"in {file}",), fixes, place))
+        missing = find_missing_code(stage.name, stage.run, job.file.parent)
+        if missing is not None:
+            fixes = (f"run: {missing.nearest}",) if missing.nearest else (missing.remedy(job.file.name),)
+            place = job.document.place(("stages", number, "run"))
+            found.append(Problem("DT034", missing.message, (missing.searched,), fixes, place))
     return found
 
 
@@ -314,63 +292,6 @@ def data_beside(file: Path) -> str | None:
     except OSError:
         return None
     return next((name for name in names if format_from_suffix(name) in ("jsonl", "csv", "parquet")), None)
-
-
-def _modules_beside(file: Path) -> list[str]:
-    """Names of the modules in the folder of a file."""
-    try:
-        found = sorted(file.parent.iterdir())
-    except OSError:
-        return []
-    return [path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").is_file()]
-
-
-def _find_spec(module: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-
-
-def _source_file(top: ModuleSpec, module: str) -> Path | None:
-    """File of a module, found without importing its package; None: unknown."""
-    parts = module.split(".")[1:]
-    if not parts:
-        return Path(top.origin) if top.origin and top.origin.endswith(".py") else None
-    for folder in top.submodule_search_locations or ():
-        for file in (Path(folder, *parts, "__init__.py"), Path(folder, *parts[:-1], f"{parts[-1]}.py")):
-            if file.is_file():
-                return file
-    return None
-
-
-def defined_names(file: Path) -> set[str] | None:
-    """Names that a module binds at its top level, from its source; None: they are known only when it is imported."""
-    import ast  # late: only pipeline files need it
-
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    names: set[str] = set()
-    waiting: list[ast.AST] = list(tree.body)
-    while waiting:
-        node = waiting.pop()
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-                continue
-            case ast.alias(name=name, asname=alias):
-                names.add(alias or name.partition(".")[0])
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.Call():
-                if any(isinstance(one, ast.Name) and one.id in DYNAMIC_CALLS for one in ast.walk(node.func)):
-                    return None
-            case _:
-                pass
-        waiting += ast.iter_child_nodes(node)
-    return None if {"*", "__getattr__"} & names else names
 
 
 def import_errors(job: RunSpec) -> list[Problem]:
