@@ -51,6 +51,8 @@ PURE_JOBS = (
     "job_view",
     "metrics",
     "worker_status",
+    "simulation_fields",
+    "simulation_report",
 )
 PURE = (
     "errors.py",

@@ -375,6 +375,24 @@ def test_the_guide_for_deployments_writes_the_files_that_it_shows(tmp_path: Path
         assert any(step in line for line in first_lines), "the file has the steps of the guide"
 
 
+def test_the_simulated_queue_of_the_page_has_the_tables_that_it_shows() -> None:
+    """Not the figures: they change with every decision of the queue."""
+    (shown,) = [
+        text.splitlines()[2:]
+        for text in blocks(ROOT / "docs" / "simulating.md", "")
+        if text.startswith("$ dovetail simulate examples/jobs.yaml")
+    ]
+    short = ("--set", "duration=1h", "--set", "deaths=[]")
+    printed = run_command("simulate", str(ROOT / "examples" / "jobs.yaml"), *short).stdout.splitlines()[1:]
+
+    def first_cells(lines: list[str]) -> list[str]:
+        return [re.split(r"  +", line.strip())[0] for line in lines if not line.startswith("  3")]
+
+    assert [cell for cell in first_cells(printed) if "attempts" not in cell and "jobs:" not in cell] == first_cells(
+        shown
+    )
+
+
 def test_every_path_and_metric_of_the_guide_for_jobs_exists() -> None:
     from dovetail.jobs import metrics, status_server
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from dovetail.jobs.job_function import JobFunction, job
     from dovetail.jobs.job_handle import Job, JobPage, JobSchedule
     from dovetail.jobs.queue import NoWorkerWarning, Queue
+    from dovetail.jobs.simulation import simulate_jobs
+    from dovetail.jobs.simulation_report import JobSimulation
     from dovetail.jobs.worker import Worker
     from dovetail.pipeline.error_policy import Retry
     from dovetail.pipeline.pipeline import Pipeline
@@ -103,6 +105,7 @@ _MODULE_BY_NAME = {
     "JobPage": "jobs.job_handle",
     "JobRefusedError": "errors",
     "JobSchedule": "jobs.job_handle",
+    "JobSimulation": "jobs.simulation_report",
     "JobState": "jobs.job",
     "JobTimeoutError": "errors",
     "Ledger": "resources.ledger",
@@ -161,6 +164,7 @@ _MODULE_BY_NAME = {
     "run": "runtime.run",
     "serve": "runtime.service",
     "simulate": "runtime.simulation",
+    "simulate_jobs": "jobs.simulation",
     "sink": "data.sinks",
     "source": "data.sources",
     "table": "backfill.table",
@@ -197,6 +201,7 @@ __all__ = [
     "JobPage",
     "JobRefusedError",
     "JobSchedule",
+    "JobSimulation",
     "JobState",
     "JobTimeoutError",
     "Ledger",
@@ -255,6 +260,7 @@ __all__ = [
     "run",
     "serve",
     "simulate",
+    "simulate_jobs",
     "sink",
     "source",
     "table",

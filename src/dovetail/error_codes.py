@@ -812,6 +812,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Move the changes to the deploy file, use another folder, or overwrite them with `--force`.",
     ),
     (
+        "DT650",
+        2,
+        "Keys of a jobs file for `dovetail simulate` do not fit together, or a file of arrivals or times is invalid.",
+        "Change the file as the message says; `dovetail schema jobs` prints its JSON Schema.",
+    ),
+    (
         "DT660",
         5,
         "The job store cannot be used now: its disk or memory is full, another process holds its lock, or it cannot be "

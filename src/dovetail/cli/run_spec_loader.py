@@ -11,6 +11,7 @@ from dovetail.actors import is_actors_file
 from dovetail.cli.fix_text import error_for_file
 from dovetail.documents.parser import read_document
 from dovetail.errors import ConfigError, InfeasibleError, Problem
+from dovetail.jobs import is_job_simulation
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.recipes import is_recipe
 
@@ -34,6 +35,9 @@ def load_run_spec(
     if is_actors_file(data):
         message = "is an actors file, not a pipeline or a recipe"
         raise ConfigError(Problem("DT035", message, fixes=(f"dovetail plan {shlex.quote(file)}",), place=file))
+    if is_job_simulation(data):
+        message = "describes a queue of jobs for a simulation, not a pipeline or a recipe"
+        raise ConfigError(Problem("DT035", message, fixes=(f"dovetail simulate {shlex.quote(file)}",), place=file))
     if is_recipe(data):
         from dovetail.recipes.recipe import load_recipe_spec as load_recipe  # late: most files are pipelines
 

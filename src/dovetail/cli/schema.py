@@ -1,4 +1,4 @@
-"""`dovetail schema`: JSON Schema of pipeline, recipe, cluster, actors and deploy files, for editors."""
+"""`dovetail schema`: JSON Schema of pipeline, recipe, cluster, actors, deploy and jobs files, for editors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from dovetail.actors import actors_file
 from dovetail.export import deploy_file
+from dovetail.jobs import simulation_fields
 from dovetail.jobs.submit_options import RETRIES, SUBMIT_OPTIONS
 from dovetail.pipeline import pipeline_file
 from dovetail.pipeline.error_policy import RETRY
@@ -27,6 +28,7 @@ SCHEMAS = {
     "cluster": cluster_spec.schema,
     "actors": actors_file.schema,
     "deploy": deploy_file.schema,
+    "jobs": simulation_fields.schema,
 }
 RECORDS = (
     (PIPELINE_FILE, DEFAULTS, STAGE, RESOURCES, RETRY, SOURCE, SOURCE_FUNCTION, SINK, SINK_FUNCTION, LEAF_SINKS),
@@ -35,6 +37,7 @@ RECORDS = (
     actors_file.FILE_RECORDS,
     (SUBMIT_OPTIONS, RETRIES),
     deploy_file.FILE_RECORDS,
+    simulation_fields.FILE_RECORDS,
 )
 """Kinds of files and calls, each followed by the records inside it."""
 
@@ -58,18 +61,18 @@ For one file in any editor with yaml-language-server, use this first line:
 )
 @click.argument("kind", type=click.Choice(list(SCHEMAS)))
 def schema(kind: str) -> None:
-    """Print the JSON Schema of pipeline, recipe, cluster, actors or deploy files."""
+    """Print the JSON Schema of pipeline, recipe, cluster, actors, deploy or jobs files."""
     click.echo(json.dumps(SCHEMAS[kind](), indent=2))
 
 
 def reference_page() -> str:
     """The page docs/reference.md."""
     lines = [
-        "# Keys of pipeline, cluster, recipe, actors and deploy files, and options of jobs",
+        "# Keys of pipeline, cluster, recipe, actors, deploy and jobs files, and options of jobs",
         "",
         "The arguments of `dt.Stage`, `dt.Resources`, `dt.Retry`, `dt.source`, `dt.sink`, `dt.Role` and the objects of",
-        "roles have the same names and values. `dovetail schema pipeline` (or `cluster`, `recipe`, `actors`, `deploy`)",
-        "prints the same as a JSON Schema for editors. The operators of recipes are in",
+        "roles have the same names and values. `dovetail schema pipeline` (or `cluster`, `recipe`, `actors`, `deploy`,",
+        "`jobs`) prints the same as a JSON Schema for editors. The operators of recipes are in",
         "[recipes.md](recipes.md#operators). The first six options of `queue.submit` are also those of `@dt.job`.",
         "",
         "This page is generated: `python -m dovetail.cli.schema > docs/reference.md`.",

@@ -1,4 +1,4 @@
-"""`dovetail simulate`: simulate a pipeline or actors on a hypothetical cluster."""
+"""`dovetail simulate`: simulate a pipeline, actors or a queue of jobs on hypothetical machines."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from dovetail.cli.options import (
 )
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec
 from dovetail.documents.parser import read_document
+from dovetail.jobs import is_job_simulation
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.run_spec import add_import_path
@@ -36,6 +37,8 @@ OPTION_NAMES = {
     "node_losses_per_hour": "node_losses",
 }
 """Arguments of dt.simulate whose option has another name."""
+JOB_PARAMETERS = ("file", "sets", "seed", "as_json", "color")
+"""Parameters that apply to a jobs file."""
 
 
 @click.command(
@@ -46,6 +49,7 @@ Examples:
     --node-losses 0.5 --deaths 2
   dovetail simulate pipeline.yaml --limit 5000 --json | jq .steady_rate
   dovetail simulate examples/actors/scaled.yaml --cluster "1x(16cpu, 32GB)"
+  dovetail simulate examples/jobs.yaml --set workers.gpu.count=3
 """
 )
 @file_argument()
@@ -100,16 +104,22 @@ def simulate(
     record: bool,
     as_json: bool,
 ) -> None:
-    """Simulate the pipeline, recipe or actors in FILE on a cluster, in virtual time.
+    """Simulate the pipeline, recipe, actors or jobs in FILE in virtual time.
 
     Plan and controller are those of a real run; no work is done. Speeds are those of earlier runs, as for dovetail
-    plan. Actors have a call pattern and service times in FILE (key simulate), and their scaling is simulated.
+    plan. Actors have a call pattern and service times in FILE (key simulate), and their scaling is simulated. A jobs
+    file has workers and jobs that arrive, and the decisions are those of a real queue; of the options, --set, --seed
+    and --json apply to it.
     """
     problems = engine_conflicts(engine, cluster_spec)
     if problems:
         raise dt.ConfigError(problems)
+    data = read_document(file).data
+    if is_job_simulation(data):
+        _print_job_simulation(file, sets, seed, as_json)
+        return
     cluster = target_cluster(engine, cluster_spec).cluster
-    if is_actors_file(read_document(file).data):
+    if is_actors_file(data):
         from dovetail.cli.actors_plan import print_simulation  # late: most files are pipelines
 
         not_for_actors = {
@@ -165,6 +175,21 @@ def _print_result(result: Simulation, *, as_json: bool) -> None:
             click.echo(line)
         for line in ["", *next_step_lines(result.summary)]:
             click.echo(line, err=True)
+
+
+def _print_job_simulation(file: str, sets: tuple[str, ...], seed: int, as_json: bool) -> None:
+    context = click.get_current_context()
+    given = [
+        one.opts[0]
+        for one in context.command.params
+        if one.name not in JOB_PARAMETERS
+        and context.get_parameter_source(str(one.name)) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        message = f"{' and '.join(given)} cannot be used with a jobs file: workers, times and deaths are in it"
+        raise dt.ConfigError(dt.Problem("DT371", message, fixes=(f"remove {' and '.join(given)}",), place=file))
+    result = dt.simulate_jobs(file, seed=seed, sets=sets)
+    click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 
 
 class SimulateSurface(OptionSurface):

@@ -39,7 +39,6 @@ from dovetail.documents.parser import read_document
 from dovetail.errors import ConfigError, Problem, short_repr
 from dovetail.export.deployment import (
     ALWAYS,
-    AUTO,
     AUTOSCALERS,
     EVERY_SECOND,
     KEDA,
@@ -52,7 +51,7 @@ from dovetail.export.deployment import (
     WorkerPool,
 )
 from dovetail.jobs.submit_options import NAME as QUEUE_NAME
-from dovetail.jobs.worker_options import SLOTS_LIMIT
+from dovetail.jobs.worker_options import SLOTS
 from dovetail.pipeline.durations import DURATION
 from dovetail.pipeline.file_reader import FileReader
 from dovetail.pipeline.overrides import override_values
@@ -93,11 +92,6 @@ def _workers_mistakes(value: object) -> Iterator[Mistake]:
         yield WrongValue(value, text, instead=([low, max(1, high)],))
 
 
-def _slots_mistakes(value: object) -> Iterator[Mistake]:
-    if value != AUTO and (not is_int(value) or not 1 <= value <= SLOTS_LIMIT):
-        yield WrongValue(value, SLOTS_TEXT, instead=(2, AUTO))
-
-
 LABEL_TEXT = "at most 20 lower-case letters, digits and -"
 LABEL = _pattern_type(LABEL_TEXT, "jobs", NAME_PATTERN)
 FOLDER = _pattern_type("an absolute path", "/shared", FOLDER_PATTERN)
@@ -111,13 +105,6 @@ WORKERS = Type(
     [1, 4],
     {"anyOf": [WORKER_COUNT.schema, {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 2}]},
     _workers_mistakes,
-)
-SLOTS_TEXT = f"auto, or a whole number from 1 to {SLOTS_LIMIT}"
-SLOTS = Type(
-    SLOTS_TEXT,
-    AUTO,
-    {"anyOf": [{"enum": [AUTO]}, {"type": "integer", "minimum": 1, "maximum": SLOTS_LIMIT}]},
-    _slots_mistakes,
 )
 NODE_LABELS = mapping_of(TEXT, "a mapping of labels to values", {"pool": "gpu"})
 INGEST = mapping_of(

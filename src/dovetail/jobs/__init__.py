@@ -1,1 +1,6 @@
-"""The job queue: data, state machine, ordering, the store port, and stores in memory, in SQLite and in Redis."""
+"""The job queue: state machine, stores, submission, workers and their simulation; `is_job_simulation`."""
+
+
+def is_job_simulation(data: object) -> bool:
+    """Whether the data of a file describes a queue of jobs to simulate, not a pipeline, a recipe or actors."""
+    return isinstance(data, dict) and "jobs" in data and not data.keys() & {"stages", "roles", "process"}

@@ -67,13 +67,16 @@ def auto_slots(cpu_milli: int, cards: Sequence[Gpu]) -> int:
 class WorkerCapacity:
     """Slots and free resources. Thread: the loop, except `release` and `set_limit`."""
 
-    def __init__(self, node: Node, slots: int | None, plain_cards: Sequence[int] = ()) -> None:
-        """`slots`: None for `auto`. `plain_cards`: positions of the cards that jobs without declared resources see."""
+    def __init__(
+        self, node: Node, slots: int | None, plain_cards: Sequence[int] = (), kind: NodeKind | None = None
+    ) -> None:
+        """`slots`: None for `auto`. `plain_cards`: positions of the cards that jobs without declared resources see.
+        `kind`: that of the node, if equal workers of one process share it."""
         self.node = node
         self._slots = slots
         self.plain_cards = tuple(plain_cards)
         self.devices: Mapping[int, str] = {index: card.uuid for index, card in enumerate(node.gpus) if card.uuid}
-        self._kind = NodeKind(node)
+        self._kind = kind or NodeKind(node)
         self._fits: dict[Shape, Fit] = {}
         self._limit: Amounts = {}
         self._held: Amounts = {}

@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dovetail.documents.fields import Type, WrongValue, is_int
 from dovetail.errors import UNSET, Change, ClusterError, ConfigError, Problem, Subject, short_repr
 from dovetail.jobs.submit_options import ISOLATIONS, NAME
 from dovetail.pipeline.durations import parse_duration
@@ -15,7 +16,9 @@ from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import parse_milli, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from dovetail.documents.fields import Mistake
 
 BAD_OPTION = "DT620"
 BAD_VARIABLE = "DT621"
@@ -24,9 +27,24 @@ TIMEOUT_NOT_KEPT = "DT623"
 AUTO = "auto"
 SLOTS_LIMIT = 10_000
 RECYCLE_LIMIT = 10**9
+SLOTS_TEXT = f"auto, or a whole number from 1 to {SLOTS_LIMIT}"
 MIN_LEASE_S, MAX_LEASE_S = 0.2, 86_400.0
 VARIABLES = ("MAX_CONCURRENT_JOBS", "USE_GPU", "GPU_DEVICE", "JOB_TIMEOUT", "WORKER_ID")
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off", ""})
+
+
+def _slots_mistakes(value: object) -> Iterator[Mistake]:
+    if value != AUTO and (not is_int(value) or not 1 <= value <= SLOTS_LIMIT):
+        yield WrongValue(value, SLOTS_TEXT, instead=(2, AUTO))
+
+
+SLOTS = Type(
+    SLOTS_TEXT,
+    AUTO,
+    {"anyOf": [{"enum": [AUTO]}, {"type": "integer", "minimum": 1, "maximum": SLOTS_LIMIT}]},
+    _slots_mistakes,
+)
+"""Slots of workers as a key of a file."""
 
 
 @dataclass(frozen=True, slots=True)
