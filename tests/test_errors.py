@@ -96,6 +96,15 @@ def test_the_text_of_an_error_has_all_problems() -> None:
     assert error.problems == (TOO_MANY_GPUS, other)
 
 
+def test_the_text_of_an_error_has_no_control_characters_of_data() -> None:
+    """Python prints errors in terminals."""
+    problem = Problem("DT330", "a: item failed: \x1b]0;owned\x07", ("\x1b[2J", "two\nlines"), place="a\u202eb.jsonl:1")
+    error = DovetailError(problem)
+    assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", str(error)) == []
+    assert "a: item failed: \\x1b]0;owned\\x07\n" in str(error)
+    assert error.problems == (problem,)
+
+
 def test_one_problem_or_several_make_an_error() -> None:
     one = ConfigError(TOO_MANY_GPUS)
     assert one.problems == (TOO_MANY_GPUS,)

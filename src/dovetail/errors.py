@@ -41,6 +41,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
+from dovetail.text_format import terminal_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -360,8 +362,9 @@ class DovetailError(Exception):
         super().__init__(self.render())
 
     def render(self, surface: Surface | None = None) -> str:
-        """All problems as text, with fixes spelled as `surface` does; by default as Python."""
-        return "\n".join(problem.render(surface) for problem in self.problems)
+        """All problems as text, with fixes spelled as `surface` does; by default as Python. Control characters of data
+        are escaped: Python prints errors in terminals."""
+        return terminal_text("\n".join(problem.render(surface) for problem in self.problems))
 
     @property
     def codes(self) -> tuple[str, ...]:

@@ -60,6 +60,12 @@ def test_the_string_of_a_summary_is_the_five_lines_and_its_repr_is_one(path: Pat
     assert summary.details() == "\n".join(result_lines(summary))
 
 
+def test_the_text_of_a_summary_has_no_control_characters_of_data(path: Path) -> None:
+    summary = replace(summary_of(path, "given"), status="failed", error="ValueError: \x1b[2J")
+    assert "ValueError: \\x1b[2J" in summary.details()
+    assert "\x1b" not in f"{summary}{summary.details()}"
+
+
 def test_a_finished_run_without_failures_offers_its_details(path: Path) -> None:
     summary = replace(summary_of(path, "given"), failed=0)
     assert short_summary(summary).next == f"dovetail status {RUN_ID}"

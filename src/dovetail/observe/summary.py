@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.run_folder import number_field, read_json_object
+from dovetail.text_format import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -212,7 +213,7 @@ class RunSummary:
     def __str__(self) -> str:
         from dovetail.observe.summary_text import short_summary  # late: it imports this module
 
-        return "\n".join(short_summary(self).lines())
+        return terminal_text("\n".join(short_summary(self).lines()))
 
     def __repr__(self) -> str:
         return f"<RunSummary {self.id}: {self.outcome}>"
@@ -221,7 +222,7 @@ class RunSummary:
         """All figures as text, as `dovetail status` prints them."""
         from dovetail.observe.summary_text import result_lines
 
-        return "\n".join(result_lines(self))
+        return terminal_text("\n".join(result_lines(self)))
 
     @property
     def outcome(self) -> str:
