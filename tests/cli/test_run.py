@@ -45,7 +45,7 @@ def test_a_file_is_run_from_its_source_to_its_sink(place: Place) -> None:
     done = place.run_process("run", "p.yaml", *CLUSTER)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert by_n(place.result()) == WANTED
-    for words in ("pipeline on 1x(2cpu, 4GB)", "20 of 20 items in, 20 out", ", out.jsonl\n"):
+    for words in ("p on 1x(2cpu, 4GB)", "20 of 20 items in, 20 out", ", out.jsonl\n"):
         assert words in done.stderr
     assert "dovetail status" in done.stderr
     (run,) = place.runs()
@@ -343,7 +343,7 @@ def test_a_dry_run_looks_at_everything_and_writes_nothing(place: Place) -> None:
     before = {path: path.stat().st_mtime_ns for path in place.folder.rglob("*")}
     done = place.run("run", "p.yaml", *CLUSTER, "--dry-run")
     assert done.returncode == 0, done.stderr
-    for words in ("pipeline on 1x(2cpu, 4GB)", "in.jsonl", "first row   {'n': 0}", "sink        ", "out.jsonl"):
+    for words in ("p on 1x(2cpu, 4GB)", "in.jsonl", "first row   {'n': 0}", "sink        ", "out.jsonl"):
         assert words in done.stdout
     after = {path: path.stat().st_mtime_ns for path in place.folder.rglob("*") if "__pycache__" not in str(path)}
     assert {path: at for path, at in after.items() if path != place.folder} == {

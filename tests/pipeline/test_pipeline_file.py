@@ -90,7 +90,16 @@ def test_what_is_empty_by_default_may_be_written_as_null(tmp_path: Path) -> None
     empty = [item.name for item in fields(Stage) if item.default is None]
     assert len(empty) > 5
     text = "stages:\n  - {name: a, run: 'm:f', " + ", ".join(f"{name}: null" for name in empty) + "}"
-    assert load(tmp_path, text) == Pipeline([Stage("a", "m:f")])
+    assert load(tmp_path, text) == Pipeline([Stage("a", "m:f")], "p")
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("clean.yaml", "clean"), ("clean.v2.json", "clean.v2"), ("a b.yaml", "pipeline")]
+)
+def test_without_a_name_a_pipeline_has_that_of_its_file(tmp_path: Path, file: str, name: str) -> None:
+    stages = '"stages": [{"name": "a", "run": "m:f"}]'
+    assert load(tmp_path, f"{{{stages}}}", file).name == name
+    assert load(tmp_path, f'{{"name": "own", {stages}}}', file).name == "own"
 
 
 def test_merge_keys_and_aliases_are_followed(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ PIPELINE_FILE = Record(
     "Pipeline file",
     "Stages, what one worker of each needs, their order, and where items come from and go.",
     (
-        Field("name", NAME, "Name of the pipeline.", "pipeline"),
+        Field("name", NAME, "Name of the pipeline and its runs; by default that of the file."),
         Field(
             "stages",
             replace(STAGES, schema={**STAGES.schema, "minItems": 1}),
@@ -127,7 +127,7 @@ class _PipelineFileReader(FileReader):
         if "defaults" in top:
             self.defaults = self._defaults(("defaults",), top["defaults"])
         stages = [self._stage(number, entry) for number, entry in enumerate(entries)]
-        name = top.get("name", "pipeline")
+        name = top.get("name", self._file_name())
         formless = not stages and bool(self.problems)
         for path, problem in pipeline_problems(stages, name):
             if self.was_given(path) and not (formless and problem.code == "DT030"):
@@ -139,6 +139,12 @@ class _PipelineFileReader(FileReader):
             self.problems.append(replace(problem, place=self.document.place(path)))
         job = {key: top[key] for key in JOB.names if key in top}
         return ParsedPipelineFile(name, tuple(stages), self.sorted_problems(), job)
+
+    def _file_name(self) -> str:
+        """The name of the file without its suffix, if a pipeline may have it."""
+        file = self.document.name.rpartition("/")[2]
+        stem = file.rpartition(".")[0] or file
+        return stem if NAME.accepts(stem) else "pipeline"
 
     def _stage(self, number: int, entry: object) -> Stage:
         path = ("stages", number)
