@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dovetail.jobs.admission import Admission
+from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.job import (
     DEFAULT_LEASE_MS,
     Attempt,
@@ -25,6 +27,7 @@ from dovetail.jobs.store import (
     Exchange,
     JobFilter,
     LeaseId,
+    Offer,
     Purged,
     Receipt,
     Renewal,
@@ -730,6 +733,28 @@ class StoreContract:
         assert [worker.id for worker in scene.store.workers()] == ["w2"]
         assert scene.exchange("w2").known
         assert not scene.exchange("w1").known
+
+    def test_a_claim_leaves_the_offer_of_its_worker_in_the_store(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        assert scene.store.workers()[0].offer is None
+        scene.submit(spec("a", shape=Resources(cpus=1, gpus=0.5, custom={"licence": 1}).shape()))
+        node = replace(GPU_NODE, custom=(("licence", 2000), ("port", 9000)), labels=(("zone", "a"),))
+        [job] = scene.claim(3, node=node)
+        [worker] = scene.another().workers()
+        assert worker.offer is not None
+        after = Admission().take(job.shape, free_of(node))
+        assert after is not None
+        assert worker.offer.free == shared_free(after)
+        assert (worker.offer.free.cards.free, worker.offer.free.custom) == (after.cards.free, after.custom)
+        assert worker.offer[:3] == (scene.store.now_ms(), DEFAULT_LEASE_MS, 2)
+        scene.advance(SECOND)
+        scene.complete(job)
+        assert scene.store.workers()[0].offer == worker.offer  # a worker gives back what it claims with
+        scene.claim(7, node=CPU_NODE)
+        [later] = scene.another().workers()
+        assert later.offer == Offer(scene.store.now_ms(), DEFAULT_LEASE_MS, 7, shared_free(free_of(CPU_NODE)))
+        scene.store.register_worker(WorkerInfo("w1"))
+        assert scene.store.workers()[0].offer is None
 
     def test_workers_without_a_heartbeat_are_forgotten(self, scene: StoreScene) -> None:
         scene.store.register_worker(WorkerInfo("old"))

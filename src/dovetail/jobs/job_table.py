@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dovetail.jobs.job import JobRecord
-    from dovetail.jobs.store import JobFilter, Schedule, WorkerInfo
+    from dovetail.jobs.store import JobFilter, Offer, OfferingWorker, Schedule, WorkerInfo
 
 
 class Bucket(Protocol):
@@ -68,8 +68,11 @@ class JobTable(Protocol):
 
     def delete_worker(self, worker: str) -> None: ...
 
-    def heartbeat(self, worker: str, now_ms: int) -> bool:
-        """Set the heartbeat of a worker; False if it is not registered."""
+    def heartbeat(self, worker: str, now_ms: int, offer: Offer | None) -> bool:
+        """Set the heartbeat of a worker, and its offer unless that is None; False if it is not registered."""
+
+    def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
+        """Workers with a live offer, by id."""
 
     def schedules(self) -> list[Schedule]:
         """By name."""

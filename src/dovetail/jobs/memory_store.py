@@ -14,6 +14,8 @@ from dovetail.jobs.ordering import order_of
 from dovetail.jobs.store import (
     Exchange,
     JobFilter,
+    Offer,
+    OfferingWorker,
     Page,
     Purged,
     QueueStats,
@@ -290,12 +292,19 @@ class MemoryTable:
     def delete_worker(self, worker: str) -> None:
         self._workers.pop(worker, None)
 
-    def heartbeat(self, worker: str, now_ms: int) -> bool:
+    def heartbeat(self, worker: str, now_ms: int, offer: Offer | None) -> bool:
         known = self._workers.get(worker)
         if known is None:
             return False
-        self._workers[worker] = replace(known, heartbeat_ms=now_ms)
+        self._workers[worker] = replace(known, heartbeat_ms=now_ms, offer=offer or known.offer)
         return True
+
+    def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
+        return [
+            OfferingWorker(name, worker.queues, worker.offer)
+            for name, worker in sorted(self._workers.items())
+            if worker.offer is not None and worker.offer.is_live(now_ms)
+        ]
 
     def schedules(self) -> list[Schedule]:
         return [self._schedules[name] for name in sorted(self._schedules)]

@@ -7,10 +7,12 @@ lengths of all parts, and the parts. Strings are UTF-8; lone surrogates, which e
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from dovetail.jobs.free_vector import free_from_text, free_to_text
 from dovetail.jobs.job import NO_RESOURCES, Attempt, JobRecord, JobSpec, JobState, Lease, Outcome
 from dovetail.jobs.serialization import (
     schedule_from_text,
@@ -19,7 +21,7 @@ from dovetail.jobs.serialization import (
     spec_from_text,
     worker_from_text,
 )
-from dovetail.jobs.store import ClaimedJob, LeaseId, QueueStats, Receipt, Reply, Schedule, WorkerInfo
+from dovetail.jobs.store import ClaimedJob, LeaseId, Offer, QueueStats, Receipt, Reply, Schedule, WorkerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,16 +49,16 @@ def to_text(data: bytes) -> str:
 # --- exchanges
 
 
-def exchange_arguments(request: Exchange) -> tuple[bytes, bytes]:
-    """The request, and the results of its completions."""
+def exchange_arguments(request: Exchange) -> tuple[bytes, bytes, bytes]:
+    """The request, the results of its completions, and the free vector of its claim."""
     if not (request.completions or request.renewals or request.claim is None):
-        return _idle_request(request.worker, request.lease_ms, request.claim), b""
+        return _idle_request(request.worker, request.lease_ms, request.claim), b"", _free_data(request.claim.free)
     renewals = [_renewal_row(item) for item in request.renewals]
     text = _dumps([request.worker, request.lease_ms, [_completion_row(item) for item in request.completions], renewals])
     if request.claim is not None:
         text = f"{text[:-1]},{_claim_text(request.claim)}]"
     results = [item.result for item in request.completions if item.result is not None]
-    return to_bytes(text), b"".join(results)
+    return to_bytes(text), b"".join(results), b"" if request.claim is None else _free_data(request.claim.free)
 
 
 @lru_cache(SPECS_CACHED)
@@ -87,18 +89,12 @@ def _renewal_row(renewal: Any) -> tuple[object, ...]:
 
 
 def _claim_text(claim: Claim) -> str:
-    return f"{claim.slots},{_free_text(claim.free)},{_dumps(claim.queues)}"
+    return f"{claim.slots},{_dumps(claim.queues)}"
 
 
 @lru_cache(SPECS_CACHED)
-def _free_text(free: FreeResources) -> str:
-    """As `fit.free` in fit.lua reads it."""
-    kind = free.cards.kind
-    cards = [
-        (key, gpu.memory_bytes, gpu.nvdecs, gpu.nvencs, *card)
-        for key, gpu, card in zip(kind.keys, kind.gpus, free.cards.free, strict=True)
-    ]
-    return _dumps([free.cpu_milli, free.memory_bytes, dict(free.custom), kind.labels, cards])
+def _free_data(free: FreeResources) -> bytes:
+    return to_bytes(free_to_text(free))
 
 
 def reply_from(data: list[Any], request: Exchange) -> Reply:
@@ -222,8 +218,12 @@ def filter_data(chosen: JobFilter, states: Sequence[JobState]) -> list[object]:
 
 
 def worker_from(data: list[Any]) -> WorkerInfo:
-    worker, text, registered_ms, heartbeat_ms, leases = data
-    return worker_from_text(to_text(worker), to_text(text), registered_ms, heartbeat_ms, leases)
+    worker, text, registered_ms, heartbeat_ms, leases, offer = data
+    info = worker_from_text(to_text(worker), to_text(text), registered_ms, heartbeat_ms, leases)
+    if offer is None:
+        return info
+    offered_ms, lease_ms, slots, free = offer
+    return replace(info, offer=Offer(offered_ms, lease_ms, slots, free_from_text(to_text(free))))
 
 
 def schedules_from(data: Sequence[list[Any]]) -> list[Schedule]:

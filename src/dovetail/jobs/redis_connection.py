@@ -40,6 +40,7 @@ MIN_SERVER_VERSION = (7, 0)
 FUNCTIONS = Path(__file__).parent / "redis_functions"
 FUNCTION_FILES = ("order", "fit", "records", "buckets", "machine", "claim", "lookup", "purge", "steps", "functions")
 SHAPES_CACHED = 1_000
+FREE_VECTORS_CACHED = 5_000
 
 
 @cache
@@ -57,6 +58,7 @@ def library() -> tuple[str, str]:
         "worker_forgotten_ms": WORKER_FORGOTTEN_MS,
         "lease_expired": LEASE_EXPIRED,
         "shapes_cached": SHAPES_CACHED,
+        "free_vectors_cached": FREE_VECTORS_CACHED,
     }
     name = "dovetail_" + sha256((parts + _lua(constants)).encode()).hexdigest()[:12]
     return name, f"#!lua name={name}\nlocal CONSTANTS = {_lua(constants | {'library': name})}\n{parts}"

@@ -80,7 +80,7 @@ CREATE TABLE paused (queue TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE schedules (name TEXT PRIMARY KEY, declaration TEXT NOT NULL, next_ms INTEGER NOT NULL);
 CREATE TABLE workers (
     id TEXT PRIMARY KEY, declaration TEXT NOT NULL, registered_ms INTEGER NOT NULL, heartbeat_ms INTEGER NOT NULL,
-    waiter TEXT
+    waiter TEXT, offered_ms INTEGER, lease_ms INTEGER, free_slots INTEGER, free TEXT
 );
 CREATE TABLE awaited (job TEXT NOT NULL, waiter TEXT NOT NULL, PRIMARY KEY (job, waiter)) WITHOUT ROWID;
 CREATE TABLE clocks (boot TEXT PRIMARY KEY, offset_ms INTEGER NOT NULL);
@@ -90,7 +90,7 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 """`bytes`: of payload and result. `awaited`: which waiter to wake when a job finishes. `topology` changes with the
-rows of `workers`, but for heartbeats. `latest_ms`: at or after the store's time so far."""
+rows of `workers`, but for heartbeats and offers. `latest_ms`: at or after the store's time so far."""
 
 
 def is_ready_for_use(db: sqlite3.Connection, path: str) -> bool:

@@ -26,7 +26,8 @@ from dovetail.jobs.admission import Admission
 from dovetail.jobs.boot_clock import BootClock
 from dovetail.jobs.file_wakeup import WakeupFolder
 from dovetail.jobs.sqlite_database import SqliteDatabase, closed_error, store_error
-from dovetail.jobs.sqlite_table import SqliteTable, read_paused, read_schedules, read_workers
+from dovetail.jobs.sqlite_table import SqliteTable, read_paused, read_schedules
+from dovetail.jobs.sqlite_workers import read_workers
 from dovetail.jobs.store import StoreUnavailableError
 from dovetail.jobs.transaction import Transaction
 

@@ -26,10 +26,9 @@ from dovetail.jobs.serialization import (
     shape_to_text,
     spec_from_text,
     spec_to_text,
-    worker_from_text,
-    worker_to_text,
 )
-from dovetail.jobs.sqlite_schema import LEASED, READY, STATE_NUMBERS, STATES
+from dovetail.jobs.sqlite_schema import READY, STATE_NUMBERS, STATES
+from dovetail.jobs.sqlite_workers import put_heartbeat, put_worker, read_offering_workers, read_workers
 from dovetail.jobs.store import purgeable_states
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dovetail.jobs.job_table import Bucket
-    from dovetail.jobs.store import JobFilter, Schedule, WorkerInfo
+    from dovetail.jobs.store import JobFilter, Offer, OfferingWorker, Schedule, WorkerInfo
     from dovetail.resources.shape import Shape
 
 SCHEDULES_CACHED = 1_000
@@ -222,20 +221,18 @@ class SqliteTable:
         return read_workers(self._db)
 
     def put_worker(self, worker: WorkerInfo) -> None:
-        self._db.execute(
-            """INSERT INTO workers VALUES (?, ?, ?, ?, NULL) ON CONFLICT (id) DO UPDATE SET
-            declaration = excluded.declaration, registered_ms = excluded.registered_ms,
-            heartbeat_ms = excluded.heartbeat_ms""",
-            (worker.id, worker_to_text(worker), worker.registered_ms, worker.heartbeat_ms),
-        )
+        put_worker(self._db, worker)
         self._change_topology()
 
     def delete_worker(self, worker: str) -> None:
         self._db.execute("DELETE FROM workers WHERE id = ?", (worker,))
         self._change_topology()
 
-    def heartbeat(self, worker: str, now_ms: int) -> bool:
-        return self._db.execute("UPDATE workers SET heartbeat_ms = ? WHERE id = ?", (now_ms, worker)).rowcount > 0
+    def heartbeat(self, worker: str, now_ms: int, offer: Offer | None) -> bool:
+        return put_heartbeat(self._db, worker, now_ms, offer)
+
+    def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
+        return read_offering_workers(self._db, now_ms)
 
     def schedules(self) -> list[Schedule]:
         return read_schedules(self._db)
@@ -598,16 +595,6 @@ def row_filter(chosen: JobFilter) -> tuple[list[str], list[Any]]:
 
 def read_paused(db: sqlite3.Connection) -> frozenset[str]:
     return frozenset(queue for (queue,) in db.execute("SELECT queue FROM paused"))
-
-
-def read_workers(db: sqlite3.Connection) -> list[WorkerInfo]:
-    """All workers, by id, with the number of their leases."""
-    leases = dict(db.execute(f"SELECT worker, count(*) FROM jobs WHERE state = {LEASED} GROUP BY worker").fetchall())
-    rows = db.execute("SELECT id, declaration, registered_ms, heartbeat_ms FROM workers ORDER BY id").fetchall()
-    return [
-        worker_from_text(worker, text, registered_ms, heartbeat_ms, leases.get(worker, 0))
-        for worker, text, registered_ms, heartbeat_ms in rows
-    ]
 
 
 def read_schedules(db: sqlite3.Connection) -> list[Schedule]:

@@ -212,6 +212,30 @@ class QueueStats:
     ready_by_shape: Mapping[Shape, int]
 
 
+class Offer(NamedTuple):
+    """What a worker can take, as its latest claim said, less what that claim took."""
+
+    offered_ms: int
+    """Time of the claim."""
+    lease_ms: int
+    """Length of its leases."""
+    slots: int
+    free: FreeResources
+    """An object that equal states of equal nodes share (`free_vector.shared_free`)."""
+
+    def is_live(self, now_ms: int) -> bool:
+        """Whether the claim is not older than a lease: a worker that lives claims three times in it."""
+        return self.offered_ms >= now_ms - self.lease_ms
+
+
+class OfferingWorker(NamedTuple):
+    """A registered worker that can take jobs."""
+
+    id: str
+    queues: tuple[str, ...]
+    offer: Offer
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker as it registered, and what the store knows of it."""
@@ -227,6 +251,8 @@ class WorkerInfo:
     """Time of its latest exchange."""
     leases: int = 0
     """Jobs that it holds now."""
+    offer: Offer | None = None
+    """None: it has not claimed since it registered."""
 
 
 class Store(Protocol):
@@ -298,7 +324,8 @@ class Store(Protocol):
         3. the heartbeat of the worker;
         4. if there is a claim: expired leases and scheduled jobs whose time has come, up to `DUE_PER_STEP`, earliest
            first;
-        5. the claim. Queues that are paused give nothing.
+        5. the claim. Queues that are paused give nothing. What is left of the worker's slots and free resources is kept
+           as its offer, if it is registered.
 
         After a broken connection the same exchange can be repeated: completions count once. Jobs that were claimed
         by a lost reply are run again when their lease expires.

@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from dovetail.jobs import state_machine
+from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.job import REQUEUEABLE, JobState, Outcome
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.store import (
@@ -18,6 +19,7 @@ from dovetail.jobs.store import (
     ClaimedJob,
     Completion,
     LeaseId,
+    Offer,
     Purged,
     Receipt,
     Reply,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from dovetail.jobs.job import JobRecord, JobSpec
     from dovetail.jobs.job_table import JobTable
     from dovetail.jobs.store import Claim, Exchange, JobFilter, WorkerInfo
+    from dovetail.resources.free_resources import FreeResources
 
 LEASE_EXPIRED = "the lease expired: its worker was killed, stopped or cut off"
 
@@ -105,11 +108,14 @@ class Transaction:
             self._put(state_machine.renewed(self.now_ms, record, request.lease_ms, renewal.progress, renewal.message))
             if record.cancel_requested:
                 cancelled.append(record.id)
-        known = self._table.heartbeat(request.worker, self.now_ms)
         if request.claim is None:
+            known = self._table.heartbeat(request.worker, self.now_ms, None)
             return Reply(self.now_ms, (), refused, cancelled, known=known)
         self._handle_due()
-        claimed = self._claim(request.worker, request.claim, request.lease_ms)
+        claimed, free = self._claim(request.worker, request.claim, request.lease_ms)
+        slots = request.claim.slots - len(claimed)
+        offer = Offer(self.now_ms, request.lease_ms, slots, shared_free(free))
+        known = self._table.heartbeat(request.worker, self.now_ms, offer)
         schedules = self._table.schedules()
         due = [schedule for schedule in schedules if schedule.next_ms <= self.now_ms]
         times = [schedule.next_ms for schedule in schedules]
@@ -122,7 +128,7 @@ class Transaction:
         for other in self._table.workers():
             if other.heartbeat_ms < self.now_ms - WORKER_FORGOTTEN_MS and not other.leases:
                 self._table.delete_worker(other.id)
-        self._table.put_worker(replace(worker, registered_ms=self.now_ms, heartbeat_ms=self.now_ms))
+        self._table.put_worker(replace(worker, registered_ms=self.now_ms, heartbeat_ms=self.now_ms, offer=None))
 
     # --- queues and schedules
 
@@ -210,11 +216,12 @@ class Transaction:
                 lost = Completion(record.id, record.token, Outcome.LOST, error=LEASE_EXPIRED)
                 self._put(state_machine.expired(self.now_ms, record, lost))
 
-    def _claim(self, worker: str, claim: Claim, lease_ms: int) -> list[ClaimedJob]:
+    def _claim(self, worker: str, claim: Claim, lease_ms: int) -> tuple[list[ClaimedJob], FreeResources]:
+        """The claimed jobs, and what they leave free."""
         paused = self._table.paused_queues()
         queues = [queue for queue in dict.fromkeys(claim.queues) if queue not in paused]
         if claim.slots <= 0 or not queues:
-            return []
+            return [], claim.free
         buckets = self._table.buckets(queues, claim.slots)
         heads = [(order_of(record), index) for index, bucket in enumerate(buckets) if (record := bucket.peek())]
         heapify(heads)
@@ -240,7 +247,7 @@ class Transaction:
                 heappop(heads)
             else:
                 heapreplace(heads, (order_of(following), heads[0][1]))
-        return claimed
+        return claimed, free
 
     def _schedule(self, name: str) -> Schedule | None:
         return next((schedule for schedule in self._table.schedules() if schedule.name == name), None)

@@ -193,9 +193,10 @@ class WorkerLoop:
         if self._was_woken and self._renewal.early_in_s() <= 0:
             self._was_woken = False
             renewals = tuple(self._renewal.collect())
-        claim = None
-        if not draining and time.monotonic() >= self._claims_paused_until:
-            claim = Claim(self._capacity.free_slots(), self._capacity.free(), self._options.queues)
+        may_claim = not draining and time.monotonic() >= self._claims_paused_until
+        slots = self._capacity.free_slots() if may_claim else 0
+        # also without slots, so that the store knows that this worker takes nothing
+        claim = Claim(slots, self._capacity.free(), self._options.queues)
         request = Exchange(self._worker, completions, renewals, claim, self._options.lease_ms)
         try:
             reply = self._store.exchange(request)
@@ -209,7 +210,7 @@ class WorkerLoop:
         self._on_reply(reply, completions)
         if renewals:
             self._renewal.apply(reply)
-        may_claim_more = claim is not None and len(reply.claimed) == claim.slots and self._capacity.free_slots() > 0
+        may_claim_more = may_claim and len(reply.claimed) == slots and self._capacity.free_slots() > 0
         return None if may_claim_more else reply
 
     def _on_reply(self, reply: Reply, completions: Sequence[Completion]) -> None:

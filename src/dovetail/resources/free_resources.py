@@ -27,7 +27,7 @@ class FreeCard(NamedTuple):
 class NodeKind:
     """Fixed properties of a node; one object for all nodes of a ledger that differ only in name."""
 
-    __slots__ = ("cpu_milli", "custom", "edges", "gpus", "keys", "labels", "memory_bytes", "states")
+    __slots__ = ("__weakref__", "cpu_milli", "custom", "edges", "gpus", "keys", "labels", "memory_bytes", "states")
 
     def __init__(self, node: Node) -> None:
         self.cpu_milli = node.usable_cpu_milli

@@ -119,8 +119,9 @@ local function write_buckets(started)
   for queue, heads in pairs(added) do call_with('ZADD', step.prefix .. 'heads:' .. queue, heads) end
 end
 
--- Ids and shapes of the jobs to claim, in order. They are not in their buckets any more.
-local function take(slots, free, queues)
+-- Ids and shapes of the jobs to claim, in order, and the free vector behind them. They are not in their buckets any more.
+local function take(slots, given, queues)
+  local free = fit.copy(given)
   local streams, heap, refused, started = start_streams(queues, slots), {}, {}, {}
   local taken, shapes = {}, {}
   while #taken < slots do
@@ -150,17 +151,18 @@ local function take(slots, free, queues)
     end
   end
   write_buckets(started)
-  return taken, shapes
+  return taken, shapes, free.is_changed and fit.text(free) or given.text
 end
 
 -- Claim jobs. Answer their texts (id, specification, payload and shape of each) and numbers (their lengths, fencing
--- token and attempt of each, as integers of four bytes; a length of -1: the text of the job before).
+-- token and attempt of each, as integers of four bytes; a length of -1: the text of the job before), the free vector that
+-- they leave, and the slots.
 function claim.run(worker, slots, free, queues, lease_ms)
   local due_ms = records.time_text(step.now_ms + lease_ms)
   local texts, numbers, jobs_of = {}, {}, {}
-  if slots <= 0 then return texts, numbers end
+  if slots <= 0 then return texts, numbers, free.text, slots end
   local place, count, last_text, last_shape = 0, 0, nil, nil
-  local taken, shapes = take(slots, free, queues)
+  local taken, shapes, left = take(slots, free, queues)
   for position = 1, #taken do
     local id, shape = taken[position], shapes[position]
     local queue, token, attempt, text, payload = records.claim_plain(id, worker)
@@ -194,5 +196,5 @@ function claim.run(worker, slots, free, queues, lease_ms)
   end
   for queue, jobs in pairs(jobs_of) do machine.count_claimed(worker, queue, jobs) end
   for position = 1, count do numbers[position] = struct.pack('>i4', numbers[position]) end
-  return texts, numbers
+  return texts, numbers, left, slots - #taken
 end

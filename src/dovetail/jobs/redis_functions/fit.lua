@@ -42,17 +42,75 @@ function fit.shape(text)
   return shape
 end
 
--- Free resources as `redis_codec.free_text` writes them.
-function fit.free(data)
-  local free = { cpu_milli = data[1], memory_bytes = data[2], custom = data[3], labels = data[4], cards = {} }
-  for index, item in ipairs(data[5]) do
+local kinds, kinds_cached, states, states_cached = {}, 0, {}, 0
+
+-- A node by the second line of a free vector.
+local function kind_of(text)
+  local found = kinds[text]
+  if found then return found end
+  local data = cjson.decode(text)
+  local kind = { text = text, cpu_milli = data[1], memory_bytes = data[2], custom = data[3], labels = {}, cards = {} }
+  for _, label in ipairs(data[4]) do kind.labels[label[1]] = label[2] end
+  for index, card in ipairs(data[5]) do
+    kind.cards[index] = { model = card[1], memory_bytes = card[2], nvdecs = card[3], nvencs = card[4] }
+  end
+  if kinds_cached >= CONSTANTS.shapes_cached then
+    kinds, kinds_cached = {}, 0
+  end
+  kinds[text] = kind
+  kinds_cached = kinds_cached + 1
+  return kind
+end
+
+-- Free resources by their text (`free_vector.py`). Kept over calls, and never changed: see `fit.copy`.
+function fit.free(text)
+  local found = states[text]
+  if found then return found end
+  local newline = string.find(text, '\n', 1, true)
+  local data, kind = cjson.decode(string.sub(text, 1, newline - 1)), kind_of(string.sub(text, newline + 1))
+  local free = {
+    text = text, kind = kind, cpu_milli = data[1], memory_bytes = data[2], custom = {}, labels = kind.labels, cards = {},
+  }
+  for index, pair in ipairs(kind.custom) do free.custom[pair[1]] = data[3][index] end
+  for index, card in ipairs(data[4]) do
+    local whole = kind.cards[index]
     free.cards[index] = {
-      model = item[1],
-      whole = { memory_bytes = item[2], nvdecs = item[3], nvencs = item[4] },
-      milli = item[5], memory_bytes = item[6], nvdecs = item[7], nvencs = item[8],
+      model = whole.model, whole = whole, milli = card[1], memory_bytes = card[2], nvdecs = card[3], nvencs = card[4],
     }
   end
+  if states_cached >= CONSTANTS.free_vectors_cached then
+    states, states_cached = {}, 0
+  end
+  states[text] = free
+  states_cached = states_cached + 1
   return free
+end
+
+-- A copy from which can be taken.
+function fit.copy(free)
+  local copied = {
+    kind = free.kind, cpu_milli = free.cpu_milli, memory_bytes = free.memory_bytes, custom = {}, labels = free.labels,
+    cards = {},
+  }
+  for name, amount in pairs(free.custom) do copied.custom[name] = amount end
+  for index, card in ipairs(free.cards) do
+    copied.cards[index] = {
+      model = card.model, whole = card.whole, milli = card.milli, memory_bytes = card.memory_bytes, nvdecs = card.nvdecs,
+      nvencs = card.nvencs,
+    }
+  end
+  return copied
+end
+
+-- Free resources as text.
+function fit.text(free)
+  local amounts, cards = {}, {}
+  for index, pair in ipairs(free.kind.custom) do amounts[index] = string.format('%.0f', free.custom[pair[1]]) end
+  for index, card in ipairs(free.cards) do
+    cards[index] = string.format('[%.0f,%.0f,%.0f,%.0f]', card.milli, card.memory_bytes, card.nvdecs, card.nvencs)
+  end
+  return string.format('[%.0f,%.0f,[', free.cpu_milli, free.memory_bytes) .. table.concat(amounts, ',') .. '],['
+    .. table.concat(cards, ',') .. ']]\n' .. free.kind.text
 end
 
 local function quotient(a, b)
@@ -203,6 +261,7 @@ function fit.take(shape, free)
   if shape.is_simple then
     if free.cpu_milli < shape.cpu_milli or free.memory_bytes < shape.memory_bytes then return false end
     free.cpu_milli, free.memory_bytes = free.cpu_milli - shape.cpu_milli, free.memory_bytes - shape.memory_bytes
+    free.is_changed = true
     return true
   end
   if not has_host_resources(shape, free) then return false end
@@ -221,5 +280,6 @@ function fit.take(shape, free)
   for name, amount in pairs(shape.custom) do
     if amount > 0 then free.custom[name] = free.custom[name] - amount end
   end
+  free.is_changed = true
   return true
 end

@@ -196,6 +196,7 @@ local function forget_worker(worker)
     for _, queue in ipairs(queues) do redis.call('SREM', step.prefix .. 'readers:' .. queue, worker) end
   end
   redis.call('HDEL', step.prefix .. 'workers', worker)
+  redis.call('HDEL', step.prefix .. 'offers', worker)
   redis.call('ZREM', step.prefix .. 'heartbeats', worker)
 end
 
@@ -225,9 +226,10 @@ function steps.workers()
   for position = 1, #found, 2 do
     local worker = found[position]
     local registered_ms, _, text = cmsgpack.unpack(found[position + 1])
+    local offer = redis.call('HGET', step.prefix .. 'offers', worker)
     workers[#workers + 1] = {
       worker, text, registered_ms, tonumber(redis.call('ZSCORE', step.prefix .. 'heartbeats', worker)),
-      tonumber(redis.call('HGET', step.prefix .. 'leases', worker) or 0),
+      tonumber(redis.call('HGET', step.prefix .. 'leases', worker) or 0), offer and { cmsgpack.unpack(offer) },
     }
   end
   return workers
@@ -333,13 +335,19 @@ local function next_ms(due_ms)
   return due_ms < math.huge and due_ms
 end
 
--- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, free
--- resources, queues), results. See `redis_codec.py` for the rows and the answer.
+-- Keep what a worker can take after its claim.
+local function put_offer(worker, lease_ms, slots, free)
+  local offer = cmsgpack.pack(step.now_ms, lease_ms, slots, free)
+  redis.call('HSET', step.prefix .. 'offers', worker, offer)
+end
+
+-- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, queues),
+-- results, free vector. See `redis_codec.py` for the rows and the answer.
 function steps.exchange(arguments)
   local request = cjson.decode(arguments[2])
   local worker, lease_ms = request[1], request[2]
   local completions = read_completions(request[3], arguments[3])
-  local free = request[6] and fit.free(request[6])
+  local free = request[5] and fit.free(arguments[4])
   local refused, cancelled = {}, {}
   for _, completion in ipairs(completions) do complete(worker, completion, refused) end
   for _, row in ipairs(request[4]) do renew(row, lease_ms, refused, cancelled) end
@@ -351,7 +359,8 @@ function steps.exchange(arguments)
   records.write_due()
   local due_ms = handle_due()
   buckets.write()
-  local texts, numbers = claim.run(worker, request[5], free, request[7], lease_ms)
+  local texts, numbers, left, slots_left = claim.run(worker, request[5], free, request[6], lease_ms)
+  if known == 1 then put_offer(worker, lease_ms, slots_left, left) end
   finish_step(worker)
   if not due_ms then
     due_ms = first_due_ms() or math.huge
