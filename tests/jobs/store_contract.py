@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 GB = 10**9
 CPU_NODE = Node("cpu", cpu_milli=4000, memory_bytes=16 * GB, custom=(("licence", 2000),))
 GPU_NODE = Node("gpu", cpu_milli=8000, memory_bytes=64 * GB, gpus=(Gpu("gpu", 40 * GB), Gpu("gpu", 40 * GB)))
+ONE_GPU_NODE = replace(GPU_NODE, gpus=GPU_NODE.gpus[:1])
+HALF_GPU_NODE = replace(ONE_GPU_NODE, cpu_milli=7000)
+GPU_SHAPE = Resources(cpus=1, gpus=0.5).shape()
 SECOND = 1000
 MINUTE = 60 * SECOND
 
@@ -82,8 +85,9 @@ class StoreScene:
         node: Node = CPU_NODE,
         queues: tuple[str, ...] = ("default",),
         lease_ms: int = DEFAULT_LEASE_MS,
+        delay_ms: int = 0,
     ) -> Reply:
-        claim = None if slots is None else Claim(slots, free_of(node), queues)
+        claim = None if slots is None else Claim(slots, free_of(node), queues, delay_ms)
         return self.store.exchange(Exchange(worker, completions, renewals, claim, lease_ms))
 
     def complete(self, job: ClaimedJob, outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> Reply:
@@ -761,6 +765,74 @@ class StoreContract:
         scene.advance(60 * MINUTE + 1)
         scene.store.register_worker(WorkerInfo("new"))
         assert [worker.id for worker in scene.store.workers()] == ["new"]
+
+    # --- choice of the worker
+
+    def offer(self, scene: StoreScene, worker: str, node: Node, slots: int = 2, queue: str = "default") -> None:
+        """Register a worker, which claims while there are no jobs."""
+        scene.store.register_worker(WorkerInfo(worker, (queue,)))
+        assert scene.claim(slots, worker=worker, node=node, queues=(queue,)) == []
+
+    def test_a_gpu_job_is_left_to_the_worker_with_the_least_idle_gpu(self, scene: StoreScene) -> None:
+        self.offer(scene, "large", GPU_NODE)
+        self.offer(scene, "small", ONE_GPU_NODE)
+        scene.submit(spec("a", shape=GPU_SHAPE))
+        while scene.store.wait("small", 0.0):  # woken by the submission
+            pass
+        reply = scene.exchange("large", slots=2, node=GPU_NODE, delay_ms=50)
+        assert (reply.claimed, reply.next_ms) == ([], scene.store.now_ms() + 50)
+        assert scene.store.wait("small", PATIENCE_S)
+        assert scene.claim_ids(2, worker="small", node=ONE_GPU_NODE, delay_ms=50) == ["a"]
+
+    def test_any_worker_takes_a_job_after_the_placement_delay(self, scene: StoreScene) -> None:
+        self.offer(scene, "large", GPU_NODE)
+        self.offer(scene, "small", ONE_GPU_NODE)
+        scene.submit(spec("a", shape=GPU_SHAPE), spec("b", shape=GPU_SHAPE))
+        assert scene.claim_ids(worker="large", node=GPU_NODE, delay_ms=50) == []
+        scene.advance(30)
+        reply = scene.exchange("large", slots=1, node=GPU_NODE, delay_ms=50)
+        assert (reply.claimed, reply.next_ms) == ([], scene.store.now_ms() + 20)
+        scene.advance(20)
+        assert scene.claim_ids(1, worker="large", node=GPU_NODE, delay_ms=50) == ["a"]
+        assert scene.claim_ids(1, worker="large", node=GPU_NODE) == ["b"]
+
+    def test_a_job_that_still_waits_is_left_to_a_better_worker_again(self, scene: StoreScene) -> None:
+        self.offer(scene, "large", GPU_NODE)
+        self.offer(scene, "small", ONE_GPU_NODE)
+        scene.submit(spec("a", shape=GPU_SHAPE))
+        assert scene.claim_ids(worker="large", node=GPU_NODE, delay_ms=50) == []
+        scene.advance(10_001)
+        assert scene.claim_ids(worker="large", node=GPU_NODE, delay_ms=50) == []
+        scene.advance(50)
+        assert scene.claim_ids(worker="large", node=GPU_NODE, delay_ms=50) == ["a"]
+
+    @pytest.mark.parametrize(
+        "reason", ["no slot", "no room", "another queue", "silent", "removed", "more idle", "equal"]
+    )
+    def test_a_job_is_left_only_to_a_live_worker_that_can_run_it(self, scene: StoreScene, reason: str) -> None:
+        node = {"no room": CPU_NODE, "more idle": GPU_NODE, "equal": ONE_GPU_NODE}.get(reason, HALF_GPU_NODE)
+        queue = "x" if reason == "another queue" else "default"
+        self.offer(scene, "other", node, slots=0 if reason == "no slot" else 2, queue=queue)
+        if reason == "silent":
+            scene.advance(DEFAULT_LEASE_MS + 1)
+        if reason == "removed":
+            scene.store.remove_worker("other")
+        scene.submit(spec("a", shape=GPU_SHAPE))
+        scene.store.register_worker(WorkerInfo("w1"))
+        assert scene.claim_ids(worker="w1", node=ONE_GPU_NODE, delay_ms=50) == ["a"]
+
+    def test_a_job_without_gpus_is_left_to_a_worker_without_gpus(self, scene: StoreScene) -> None:
+        self.offer(scene, "cpu", CPU_NODE, slots=2)
+        scene.store.register_worker(WorkerInfo("gpu"))
+        scene.submit(spec("a"), spec("b", shape=Resources(cpus=6).shape()), spec("c", shape=Resources(cpus=2).shape()))
+        assert scene.claim_ids(worker="gpu", node=GPU_NODE, delay_ms=50) == ["b"]
+        assert scene.claim_ids(worker="cpu", node=CPU_NODE, delay_ms=50) == ["a", "c"]
+
+    def test_no_more_jobs_are_left_to_a_worker_than_it_can_take(self, scene: StoreScene) -> None:
+        self.offer(scene, "cpu", CPU_NODE, slots=1)
+        scene.store.register_worker(WorkerInfo("gpu"))
+        scene.submit(spec("a"), spec("b", queue="x"), spec("c", shape=Resources(cpus=2).shape()))
+        assert scene.claim_ids(worker="gpu", node=GPU_NODE, delay_ms=50, queues=("default", "x")) == ["b", "c"]
 
     # --- schedules
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dovetail.resources.cluster import Node
     from dovetail.resources.shape import Shape
 
+BUSY_NODE = replace(GPU_NODE, cpu_milli=2000, gpus=GPU_NODE.gpus[:1])
 START_MS = 1_700_000_000_000
 IDS = tuple(f"j{number:02}" for number in range(60))
 KEYS = ("k1", "k2")
@@ -79,6 +80,7 @@ class RoundTrip:
     node: Node
     queues: tuple[str, ...]
     lease_ms: int
+    placement_delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +232,10 @@ class TraceGenerator:
             ends=tuple(ends),
             renewals=tuple(renewals),
             slots=choose([None, 0, 1, 2, 3, 6, 20]),
-            node=choose([CPU_NODE, GPU_NODE]),
+            node=choose([CPU_NODE, GPU_NODE, BUSY_NODE]),
             queues=choose([("default",), ("x",), ("default", "x"), ("x", "none", "x")]),
             lease_ms=choose([60, 1_000, 15_000]),
+            placement_delay_ms=choose([0, 0, 50, 10_000]),
         )
 
     def _end(self) -> LeaseEnd:
@@ -260,7 +263,8 @@ def traces(length: int = 100) -> st.SearchStrategy[list[Operation]]:
 
 def random_trace(seed: int, length: int) -> list[Operation]:
     generator = TraceGenerator(Random(seed))
-    return [generator.operation() for _ in range(length)]
+    registered = [Register(WorkerInfo(worker, QUEUES)) for worker in WORKERS[: seed % (len(WORKERS) + 1)]]
+    return [*registered, *(generator.operation() for _ in range(length))][:length]
 
 
 # --- application and comparison
@@ -341,7 +345,9 @@ class StoreTrace:
             for item in trip.renewals
             if item.position < len(recent) and (lease := recent[item.position])
         ]
-        claim = None if trip.slots is None else Claim(trip.slots, free_of(trip.node), trip.queues)
+        claim = (
+            None if trip.slots is None else Claim(trip.slots, free_of(trip.node), trip.queues, trip.placement_delay_ms)
+        )
         reply = self.store.exchange(Exchange(trip.worker, completions, renewals, claim, trip.lease_ms))
         self._leases += [job.lease for job in reply.claimed]
         return replace(

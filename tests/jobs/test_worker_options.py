@@ -40,6 +40,14 @@ def test_an_argument_wins_over_its_variable() -> None:
     assert (found.slots, found.job_timeout_s) == (2, None)
 
 
+def test_the_placement_delay_is_a_duration_of_at_most_10_seconds() -> None:
+    assert worker_options({}, {}).placement_delay_ms == 50
+    assert worker_options({"placement_delay_ms": "2s"}, {}).placement_delay_ms == 2_000
+    assert worker_options({"placement_delay_ms": 0}, {}).placement_delay_ms == 0
+    with pytest.raises(ConfigError, match="placement_delay"):
+        worker_options({"placement_delay_ms": "11s"}, {})
+
+
 def test_use_gpu_false_ignores_the_device() -> None:
     found = worker_options({}, {"USE_GPU": "false", "GPU_DEVICE": "0"})
     assert (found.use_gpu, found.gpu_device) == (False, None)

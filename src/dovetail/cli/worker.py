@@ -111,6 +111,11 @@ SIGTERM).
 @click.option("--lease", metavar="TIME", help="Jobs of a worker that died are run again after it.  [default: 15s]")
 @click.option("--grace", metavar="TIME", help="Time for running jobs when the worker stops.  [default: 30s]")
 @click.option("--kill-grace", metavar="TIME", help="From SIGTERM to SIGKILL of a job process.  [default: 5s]")
+@click.option(
+    "--placement-delay",
+    metavar="TIME",
+    help="Leave a job this long to a worker that should rather run it; 0: take it at once.  [default: 50ms]",
+)
 @click.option("--worker-id", metavar="NAME", help="Unique name.  [default: WORKER_ID, or from host and pid]")
 @click.option(
     "--recycle-jobs",

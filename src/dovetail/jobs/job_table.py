@@ -74,6 +74,12 @@ class JobTable(Protocol):
     def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
         """Workers with a live offer, by id."""
 
+    def passed_ms(self, job_id: str) -> int | None:
+        """When a worker has left this job to a better one."""
+
+    def put_pass(self, job_id: str, now_ms: int, before_ms: int) -> None:
+        """Keep that time, and forget those before `before_ms`."""
+
     def schedules(self) -> list[Schedule]:
         """By name."""
 

@@ -191,6 +191,8 @@ class MemoryTable:
         self._paused: set[str] = set()
         self._workers: dict[str, WorkerInfo] = {}
         self._leases: dict[str, int] = {}
+        self._passes: dict[str, int] = {}
+        """Job -> when it was passed over, oldest first."""
         self._schedules: dict[str, Schedule] = {}
 
     def records(self) -> Iterable[JobRecord]:
@@ -305,6 +307,15 @@ class MemoryTable:
             for name, worker in sorted(self._workers.items())
             if worker.offer is not None and worker.offer.is_live(now_ms)
         ]
+
+    def passed_ms(self, job_id: str) -> int | None:
+        return self._passes.get(job_id)
+
+    def put_pass(self, job_id: str, now_ms: int, before_ms: int) -> None:
+        self._passes.pop(job_id, None)
+        self._passes[job_id] = now_ms
+        while self._passes[oldest := next(iter(self._passes))] < before_ms:
+            del self._passes[oldest]
 
     def schedules(self) -> list[Schedule]:
         return [self._schedules[name] for name in sorted(self._schedules)]

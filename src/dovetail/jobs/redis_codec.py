@@ -89,7 +89,7 @@ def _renewal_row(renewal: Any) -> tuple[object, ...]:
 
 
 def _claim_text(claim: Claim) -> str:
-    return f"{claim.slots},{_dumps(claim.queues)}"
+    return f"{claim.slots},{_dumps(claim.queues)},{claim.placement_delay_ms}"
 
 
 @lru_cache(SPECS_CACHED)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.errors import ConfigError, Problem, short_repr
+from dovetail.jobs.claim_policy import PASS_KEPT_MS
 from dovetail.jobs.job import DEFAULT_QUEUE, NORMAL_RETRIES
 from dovetail.jobs.ordering import AGEING_MS_PER_STEP, MAX_DOUBLINGS
 from dovetail.jobs.state_machine import PREEMPTIONS_KEPT
@@ -38,7 +39,19 @@ DOLLAR, STAR, COLON, MINUS = b"$*:-"
 CONNECT_TIMEOUT_S = 5.0
 MIN_SERVER_VERSION = (7, 0)
 FUNCTIONS = Path(__file__).parent / "redis_functions"
-FUNCTION_FILES = ("order", "fit", "records", "buckets", "machine", "claim", "lookup", "purge", "steps", "functions")
+FUNCTION_FILES = (
+    "order",
+    "fit",
+    "records",
+    "buckets",
+    "machine",
+    "placement",
+    "claim",
+    "lookup",
+    "purge",
+    "steps",
+    "functions",
+)
 SHAPES_CACHED = 1_000
 FREE_VECTORS_CACHED = 5_000
 
@@ -55,6 +68,7 @@ def library() -> tuple[str, str]:
         "max_doublings": MAX_DOUBLINGS,
         "preemptions_kept": PREEMPTIONS_KEPT,
         "due_per_step": DUE_PER_STEP,
+        "pass_kept_ms": PASS_KEPT_MS,
         "worker_forgotten_ms": WORKER_FORGOTTEN_MS,
         "lease_expired": LEASE_EXPIRED,
         "shapes_cached": SHAPES_CACHED,

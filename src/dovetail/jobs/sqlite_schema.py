@@ -82,6 +82,8 @@ CREATE TABLE workers (
     id TEXT PRIMARY KEY, declaration TEXT NOT NULL, registered_ms INTEGER NOT NULL, heartbeat_ms INTEGER NOT NULL,
     waiter TEXT, offered_ms INTEGER, lease_ms INTEGER, free_slots INTEGER, free TEXT
 );
+CREATE TABLE passes (job TEXT PRIMARY KEY, passed_ms INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX passes_by_time ON passes (passed_ms);
 CREATE TABLE awaited (job TEXT NOT NULL, waiter TEXT NOT NULL, PRIMARY KEY (job, waiter)) WITHOUT ROWID;
 CREATE TABLE clocks (boot TEXT PRIMARY KEY, offset_ms INTEGER NOT NULL);
 CREATE TABLE numbers (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -89,8 +91,9 @@ INSERT INTO numbers VALUES ('next_seq', 1), ('next_bucket', 1), ('topology', 0),
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
-"""`bytes`: of payload and result. `awaited`: which waiter to wake when a job finishes. `topology` changes with the
-rows of `workers`, but for heartbeats and offers. `latest_ms`: at or after the store's time so far."""
+"""`bytes`: of payload and result. `passes`: jobs that a claim has left to a better worker. `awaited`: which waiter to
+wake when a job finishes. `topology` changes with the rows of `workers`, but for heartbeats and offers. `latest_ms`: at
+or after the store's time so far."""
 
 
 def is_ready_for_use(db: sqlite3.Connection, path: str) -> bool:

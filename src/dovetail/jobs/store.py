@@ -115,6 +115,8 @@ class Claim:
     """Free resources of the worker; the jobs that it gets fit into them together, each taken by the first assignment
     of `Fit.assignments`, in the order of the reply."""
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
+    placement_delay_ms: int = 0
+    """How long a job is left to a worker that should rather run it (`claim_policy`); 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True)

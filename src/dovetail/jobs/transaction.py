@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from dovetail.jobs import state_machine
+from dovetail.jobs.claim_policy import PASS_KEPT_MS, OtherWorkers, placement_rank
 from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.job import REQUEUEABLE, JobState, Outcome
 from dovetail.jobs.ordering import order_of
@@ -45,7 +46,7 @@ class Effects:
     queues: set[str] = field(default_factory=set)
     """Queues in which a job became ready or was scheduled."""
     workers: set[str] = field(default_factory=set)
-    """Workers that hold a job whose cancellation was requested."""
+    """Workers that hold a job whose cancellation was requested, or that should run a job."""
     finished: set[str] = field(default_factory=set)
     """Jobs that finished."""
     all_workers: bool = False
@@ -60,6 +61,9 @@ class Transaction:
         self.effects = Effects()
         self._table = table
         self._admission = admission
+        self._others: OtherWorkers | None = None
+        self._retry_ms: int | None = None
+        """When a claim takes jobs that it has left to other workers."""
 
     # --- steps of submitters
 
@@ -118,11 +122,9 @@ class Transaction:
         known = self._table.heartbeat(request.worker, self.now_ms, offer)
         schedules = self._table.schedules()
         due = [schedule for schedule in schedules if schedule.next_ms <= self.now_ms]
-        times = [schedule.next_ms for schedule in schedules]
-        next_due_ms = self._table.next_due_ms()
-        if next_due_ms is not None:
-            times.append(next_due_ms)
-        return Reply(self.now_ms, claimed, refused, cancelled, min(times, default=None), due, known)
+        times = [self._table.next_due_ms(), self._retry_ms, *(schedule.next_ms for schedule in schedules)]
+        next_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
+        return Reply(self.now_ms, claimed, refused, cancelled, next_ms, due, known)
 
     def register_worker(self, worker: WorkerInfo) -> None:
         for other in self._table.workers():
@@ -232,7 +234,7 @@ class Transaction:
             record = bucket.peek()
             assert record is not None
             remaining = self._admission.take(record.shape, free)
-            if remaining is None:
+            if remaining is None or self._is_left_to_another(worker, claim, record, free):
                 heappop(heads)
                 continue
             free = remaining
@@ -248,6 +250,29 @@ class Transaction:
             else:
                 heapreplace(heads, (order_of(following), heads[0][1]))
         return claimed, free
+
+    def _is_left_to_another(self, worker: str, claim: Claim, record: JobRecord, free: FreeResources) -> bool:
+        """Whether a claim passes over a job that fits, and wakes a worker that should rather run it."""
+        if not claim.placement_delay_ms or not free.cards.free:
+            return False
+        if self._others is None:
+            workers = self._table.offering_workers(self.now_ms)
+            self._others = OtherWorkers([other for other in workers if other.id != worker], self._admission)
+        rank = placement_rank(record.shape, free)
+        better = self._others.best_before(rank, record.spec.queue, record.shape)
+        if better is None:
+            return False
+        passed_ms = self._table.passed_ms(record.id)
+        if passed_ms is None or passed_ms < self.now_ms - PASS_KEPT_MS:
+            passed_ms = self.now_ms
+            self._table.put_pass(record.id, self.now_ms, self.now_ms - PASS_KEPT_MS)
+        until_ms = passed_ms + claim.placement_delay_ms
+        if until_ms <= self.now_ms:
+            return False
+        self._others.leave(better, record.shape)
+        self.effects.workers.add(better)
+        self._retry_ms = until_ms if self._retry_ms is None else min(self._retry_ms, until_ms)
+        return True
 
     def _schedule(self, name: str) -> Schedule | None:
         return next((schedule for schedule in self._table.schedules() if schedule.name == name), None)

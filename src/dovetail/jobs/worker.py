@@ -61,7 +61,8 @@ class Worker:
     they request. `resources`: "auto" shares this machine with runs, actor systems and other workers by a claim; a
     `dt.Resources`, or a specification such as "8cpu, 32GB", is used as it is. `isolation` is that of jobs that neither
     say nor need one (`isolation.isolation_of`). `grace`: time for running jobs when the worker stops. `kill_grace`:
-    from SIGTERM to SIGKILL of a job. `recycle_jobs`, `recycle_bytes`: end the worker (`is_recycled`) after this many
+    from SIGTERM to SIGKILL of a job. `placement_delay`: how long a job is left to a worker that should rather run it
+    (`claim_policy`); 0: not at all. `recycle_jobs`, `recycle_bytes`: end the worker (`is_recycled`) after this many
     jobs in its own process, or above this memory.
 
     The variables MAX_CONCURRENT_JOBS, USE_GPU, GPU_DEVICE, JOB_TIMEOUT and WORKER_ID apply to what is not given.
@@ -83,6 +84,7 @@ class Worker:
         lease: str | float = "15s",
         grace: str | float = "30s",
         kill_grace: str | float = "5s",
+        placement_delay: str | float = "50ms",
         recycle_jobs: int | None = None,
         recycle_bytes: str | int | None = None,
         allow_pickle: bool = False,
@@ -101,6 +103,7 @@ class Worker:
                 "lease_ms": lease,
                 "grace_s": grace,
                 "kill_grace_s": kill_grace,
+                "placement_delay_ms": placement_delay,
                 "recycle_jobs": recycle_jobs,
                 "recycle_bytes": recycle_bytes,
             }
@@ -113,7 +116,8 @@ class Worker:
         self._store, self._codec = self._queue.store, self._queue.codec
         self._say = say
         self.logs = JobLogs(self._codec.files, log_dir)
-        self.capacity = WorkerCapacity(node, self.options.slots, cards or ())
+        offered = replace(node, gpus=()) if cards == () else node
+        self.capacity = WorkerCapacity(offered, self.options.slots, cards or ())
         if is_given:
             allowed = {
                 key: amount for key, amount in node_amounts(node).items() if cards is None or key[1] in (-1, *cards)

@@ -196,8 +196,9 @@ class WorkerLoop:
         may_claim = not draining and time.monotonic() >= self._claims_paused_until
         slots = self._capacity.free_slots() if may_claim else 0
         # also without slots, so that the store knows that this worker takes nothing
-        claim = Claim(slots, self._capacity.free(), self._options.queues)
-        request = Exchange(self._worker, completions, renewals, claim, self._options.lease_ms)
+        options = self._options
+        claim = Claim(slots, self._capacity.free(), options.queues, options.placement_delay_ms)
+        request = Exchange(self._worker, completions, renewals, claim, options.lease_ms)
         try:
             reply = self._store.exchange(request)
         except StoreUnavailableError as error:

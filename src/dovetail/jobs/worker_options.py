@@ -29,6 +29,8 @@ SLOTS_LIMIT = 10_000
 RECYCLE_LIMIT = 10**9
 SLOTS_TEXT = f"auto, or a whole number from 1 to {SLOTS_LIMIT}"
 MIN_LEASE_S, MAX_LEASE_S = 0.2, 86_400.0
+MAX_PLACEMENT_DELAY_S = 10.0
+"""A job is passed over again after this time (`claim_policy.PASS_KEPT_MS`)."""
 VARIABLES = ("MAX_CONCURRENT_JOBS", "USE_GPU", "GPU_DEVICE", "JOB_TIMEOUT", "WORKER_ID")
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off", ""})
 
@@ -68,6 +70,8 @@ class WorkerOptions:
     """At the end of the worker: time for running jobs."""
     kill_grace_s: float = 5.0
     """From SIGTERM to SIGKILL of a job's process."""
+    placement_delay_ms: int = 50
+    """How long a job is left to a worker that should rather run it; 0: not at all."""
     recycle_jobs: int | None = None
     recycle_bytes: int | None = None
 
@@ -176,6 +180,13 @@ def _lease_ms(value: Any) -> int:
     return round(1000 * seconds)
 
 
+def _placement_delay_ms(value: Any) -> int:
+    if value == 0 and not isinstance(value, bool):
+        return 0
+    seconds: float = _seconds("placement_delay", most=MAX_PLACEMENT_DELAY_S, example="50ms")(value)
+    return round(1000 * seconds)
+
+
 def _name(value: Any) -> str:
     if next(iter(NAME.check(value)), None) is not None:
         raise _WrongOptionError("worker_id", f"is not {NAME.text}", "worker-1")
@@ -229,6 +240,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "lease_ms": _lease_ms,
     "grace_s": _grace("grace"),
     "kill_grace_s": _grace("kill_grace"),
+    "placement_delay_ms": _placement_delay_ms,
     "recycle_jobs": _optional(_count("recycle_jobs", RECYCLE_LIMIT)),
     "recycle_bytes": _optional(_bytes),
 }

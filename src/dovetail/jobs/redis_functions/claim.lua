@@ -120,7 +120,7 @@ local function write_buckets(started)
 end
 
 -- Ids and shapes of the jobs to claim, in order, and the free vector behind them. They are not in their buckets any more.
-local function take(slots, given, queues)
+local function take(slots, given, queues, choice)
   local free = fit.copy(given)
   local streams, heap, refused, started = start_streams(queues, slots), {}, {}, {}
   local taken, shapes = {}, {}
@@ -136,7 +136,7 @@ local function take(slots, given, queues)
       break
     end
     local shape = bucket.shape
-    if not refused[shape] then
+    if not refused[shape] and not placement.leaves(choice, order.id_of_rank(bucket.rank), bucket.queue, shape, free) then
       if fit.take(shape, free) then
         if bucket.taken == 0 then started[#started + 1] = bucket end
         bucket.taken = bucket.taken + 1
@@ -156,13 +156,14 @@ end
 
 -- Claim jobs. Answer their texts (id, specification, payload and shape of each) and numbers (their lengths, fencing
 -- token and attempt of each, as integers of four bytes; a length of -1: the text of the job before), the free vector that
--- they leave, and the slots.
-function claim.run(worker, slots, free, queues, lease_ms)
+-- they leave, the slots, and when jobs are taken that were left to other workers.
+function claim.run(worker, slots, free, queues, lease_ms, delay_ms)
   local due_ms = records.time_text(step.now_ms + lease_ms)
   local texts, numbers, jobs_of = {}, {}, {}
-  if slots <= 0 then return texts, numbers, free.text, slots end
+  if slots <= 0 then return texts, numbers, free.text, slots, math.huge end
   local place, count, last_text, last_shape = 0, 0, nil, nil
-  local taken, shapes, left = take(slots, free, queues)
+  local choice = placement.start(worker, delay_ms)
+  local taken, shapes, left = take(slots, free, queues, choice)
   for position = 1, #taken do
     local id, shape = taken[position], shapes[position]
     local queue, token, attempt, text, payload = records.claim_plain(id, worker)
@@ -196,5 +197,5 @@ function claim.run(worker, slots, free, queues, lease_ms)
   end
   for queue, jobs in pairs(jobs_of) do machine.count_claimed(worker, queue, jobs) end
   for position = 1, count do numbers[position] = struct.pack('>i4', numbers[position]) end
-  return texts, numbers, left, slots - #taken
+  return texts, numbers, left, slots - #taken, choice.until_ms
 end

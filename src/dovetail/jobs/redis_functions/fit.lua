@@ -255,6 +255,23 @@ local function has_host_resources(shape, free)
   return true
 end
 
+-- Shares of cards of the first assignment, if it is free; nil: it does not fit.
+local function free_shares(shape, free)
+  if not has_host_resources(shape, free) then return nil end
+  local shares = first_assignment(shape, free.cards)
+  if not shares then return nil end
+  for _, share in ipairs(shares) do
+    local card = free.cards[share.card]
+    if card.nvdecs < share.nvdecs or card.nvencs < share.nvencs then return nil end
+  end
+  return shares
+end
+
+-- Whether a shape fits.
+function fit.fits(shape, free)
+  return shape.is_plain or free_shares(shape, free) ~= nil
+end
+
 -- Take the first assignment from the free resources; false, and nothing is taken, if the shape does not fit.
 function fit.take(shape, free)
   if shape.is_plain then return true end
@@ -264,13 +281,8 @@ function fit.take(shape, free)
     free.is_changed = true
     return true
   end
-  if not has_host_resources(shape, free) then return false end
-  local shares = first_assignment(shape, free.cards)
+  local shares = free_shares(shape, free)
   if not shares then return false end
-  for _, share in ipairs(shares) do
-    local card = free.cards[share.card]
-    if card.nvdecs < share.nvdecs or card.nvencs < share.nvencs then return false end
-  end
   for _, share in ipairs(shares) do
     local card = free.cards[share.card]
     card.milli, card.memory_bytes = card.milli - share.milli, card.memory_bytes - share.memory_bytes

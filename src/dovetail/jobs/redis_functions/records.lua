@@ -16,6 +16,7 @@
 --   leases          hash: worker -> number of its leases
 --   workers         hash: worker -> msgpack(registered_ms, queues, text);  heartbeats: sorted set worker -> ms
 --   offers          hash: worker -> msgpack(offered_ms, lease_ms, slots, free vector)
+--   passes          sorted set: id -> when a claim has left the job to a better worker
 --   readers:QUEUE   set of the workers of a queue
 --   wake:WORKER     sorted set with one member while the worker has something to look at
 --   schedules       hash: name -> text;  fires: sorted set name -> next_ms

@@ -341,8 +341,8 @@ local function put_offer(worker, lease_ms, slots, free)
   redis.call('HSET', step.prefix .. 'offers', worker, offer)
 end
 
--- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, queues),
--- results, free vector. See `redis_codec.py` for the rows and the answer.
+-- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, queues,
+-- placement delay), results, free vector. See `redis_codec.py` for the rows and the answer.
 function steps.exchange(arguments)
   local request = cjson.decode(arguments[2])
   local worker, lease_ms = request[1], request[2]
@@ -359,7 +359,8 @@ function steps.exchange(arguments)
   records.write_due()
   local due_ms = handle_due()
   buckets.write()
-  local texts, numbers, left, slots_left = claim.run(worker, request[5], free, request[6], lease_ms)
+  local texts, numbers, left, slots_left, until_ms =
+    claim.run(worker, request[5], free, request[6], lease_ms, request[7])
   if known == 1 then put_offer(worker, lease_ms, slots_left, left) end
   finish_step(worker)
   if not due_ms then
@@ -367,6 +368,7 @@ function steps.exchange(arguments)
   elseif texts[1] then
     due_ms = math.min(due_ms, step.now_ms + lease_ms)
   end
+  due_ms = math.min(due_ms, until_ms)
   return {
     step.now_ms, known, next_ms(due_ms), refused, cancelled, due_schedules(), table.concat(numbers), table.concat(texts),
   }
