@@ -733,7 +733,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Data of a job is too large to be kept in the queue, and the queue has no folder for files.",
         'Open the queue and its workers with `files="/shared/folder"` or `files="s3://bucket/jobs"`.',
     ),
-    ("DT619", 2, "A filter of jobs is invalid.", "Use a value that the message lists."),
+    ("DT619", 2, "A filter of jobs, or a limit of a queue, is invalid.", "Use a value that the message lists."),
     # --- jobs: workers
     ("DT620", 2, "An option of a worker is invalid.", _SEE_MESSAGE),
     (

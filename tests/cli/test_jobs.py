@@ -366,6 +366,17 @@ def test_queues_are_paused_and_resumed(place: Place) -> None:
     assert place.said("resume", "gpu", "gup").startswith("gpu is not paused\n")
 
 
+def test_queues_have_limits(place: Place) -> None:
+    assert place.ok("limit", "gpu") == "gpu: no limits\n"
+    assert place.ok("limit", "gpu", "--max-running", "4") == "gpu: at most 4 running\n"
+    assert place.ok("limit", "gpu", "--weight", "2") == "gpu: weight 2, at most 4 running\n"
+    assert place.ok("stats").splitlines()[1].endswith("weight 2, at most 4 running")
+    assert json.loads(place.ok("stats", "--json"))["queues"][0]["max_running"] == 4
+    assert place.ok("limit", "gpu", "--clear", "--weight", "3") == "gpu: weight 3\n"
+    assert place.ok("limit", "gpu", "--clear") == "gpu: no limits\n"
+    assert "--weight" in place.fails("limit", "gpu", "--weight", "0")
+
+
 def test_statistics_show_queues_and_workers(place: Place) -> None:
     assert place.said("stats") == "no jobs; no workers\n"
     place.add_worker()

@@ -721,6 +721,59 @@ class StoreContract:
         scene.store.set_paused("default", False)
         assert scene.claim_ids() == ["a"]
 
+    def test_no_more_jobs_of_a_queue_run_than_its_limit(self, scene: StoreScene) -> None:
+        scene.store.set_limits("default", None, 2)
+        scene.submit(*(spec(name) for name in "abcd"), spec("x1", queue="x"))
+        both = ("default", "x")
+        assert scene.claim_ids(1) == ["a"]
+        assert scene.claim_ids(worker="w2", queues=both) == ["b", "x1"]
+        assert scene.claim_ids(queues=both) == []
+        scene.store.set_limits("default", None, 3)
+        [job] = scene.claim()
+        assert job.spec.id == "c"
+        assert scene.exchange(completions=(completion(job),), slots=9).claimed[0].spec.id == "d"
+        [stats, _] = scene.store.stats()
+        assert (stats.queue, stats.weight, stats.max_running) == ("default", None, 3)
+
+    def test_the_end_of_a_job_wakes_the_workers_of_a_queue_at_its_limit(self, scene: StoreScene) -> None:
+        scene.store.set_limits("default", None, 1)
+        scene.store.register_worker(WorkerInfo("w2"))
+        scene.submit(spec("a"), spec("b"))
+        [job] = scene.claim(worker="w1")
+        assert scene.claim(worker="w2") == []
+        while scene.store.wait("w2", 0.0):  # woken by the limit and the submission
+            pass
+        scene.complete(job)
+        assert scene.store.wait("w2", PATIENCE_S)
+        assert scene.claim_ids(worker="w2") == ["b"]
+
+    def test_queues_share_running_jobs_by_their_weights(self, scene: StoreScene) -> None:
+        for queue, weight in (("a", 1), ("b", 3)):
+            scene.store.set_limits(queue, weight, None)
+        scene.submit(*(spec(f"{queue}{number}", queue=queue) for queue in "abcd" for number in range(9)))
+        queues = ("a", "b", "c", "d")
+        first = scene.claim(1, queues=queues)
+        assert [job.spec.id for job in first] == ["a0"]  # of equal queues the one with the first job
+        more = scene.claim_ids(9, worker="w2", queues=queues)
+        # a and b have 1 and 3 of 5 shares; c and d, which have no weights, have 1 together
+        assert [sum(name[0] in queue for name in [*more, "a0"]) for queue in ("a", "b", "cd")] == [2, 6, 2]
+        assert [name for name in more if name[0] in "cd"] == ["c0", "c1"]
+        scene.complete(first[0])
+        assert scene.claim_ids(1, queues=queues) == ["a2"]
+
+    def test_a_queue_with_a_small_share_uses_what_others_leave(self, scene: StoreScene) -> None:
+        scene.store.set_limits("a", 1, None)
+        scene.store.set_limits("b", 9, None)
+        scene.submit(
+            spec("b0", queue="b", shape=Resources(gpus=1).shape()), spec("a0", queue="a"), spec("a1", queue="a")
+        )
+        assert scene.claim_ids(queues=("a", "b")) == ["a0", "a1"]
+
+    def test_priorities_and_ages_decide_within_a_queue_with_a_weight(self, scene: StoreScene) -> None:
+        scene.store.set_limits("default", 2, None)
+        scene.submit(spec("a"), spec("b", priority=1), spec("c", shape=Resources(cpus=1).shape()))
+        assert scene.claim_ids() == ["b", "a", "c"]
+
     # --- workers
 
     def test_workers_are_registered_with_heartbeats_and_leases(self, scene: StoreScene) -> None:

@@ -119,6 +119,13 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    queue: str
+    weight: int | None
+    max_running: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Register:
     worker: WorkerInfo
 
@@ -159,6 +166,7 @@ Operation = (
     | Requeue
     | Purge
     | Pause
+    | Limit
     | Register
     | Remove
     | PutSchedule
@@ -181,6 +189,7 @@ class TraceGenerator:
             lambda: Requeue(tuple(random.sample(IDS, 20))),
             self._purge,
             lambda: Pause(choose(QUEUES), choose([True, False, False])),
+            lambda: Limit(choose(QUEUES), choose([None, None, 1, 3]), choose([None, None, 1, 2, 5])),
             lambda: Register(self._worker()),
             lambda: Remove(choose(WORKERS)),
             lambda: PutSchedule(choose(SCHEDULES), choose(["* * * * *", "5 * * * *"]), choose([0, 60, 1_000])),
@@ -308,6 +317,8 @@ class StoreTrace:
                 return store.purge(chosen, limit, keep_bytes)
             case Pause(queue, paused):
                 store.set_paused(queue, paused)
+            case Limit(queue, weight, max_running):
+                store.set_limits(queue, weight, max_running)
             case Register(worker):
                 store.register_worker(worker)
             case Remove(worker_id):

@@ -367,6 +367,18 @@ def test_a_paused_queue_gives_no_jobs(scene: QueueScene) -> None:
     assert scene.run() == 1
 
 
+def test_a_queue_is_configured_with_limits(scene: QueueScene) -> None:
+    scene.queue.configure("a", weight=2, max_running=10)
+    scene.queue.configure("a", max_running=None)
+    [stats] = scene.queue.stats()
+    assert (stats.queue, stats.weight, stats.max_running) == ("a", 2, None)
+    scene.queue.configure("a", weight=None)
+    assert scene.queue.stats() == []
+    for wrong in (0, 1.5, "2", True):
+        with pytest.raises(dt.ConfigError, match="weight"):
+            scene.queue.configure(weight=wrong)
+
+
 # --- purge and files
 
 

@@ -175,6 +175,7 @@ def test_nothing_is_left_when_all_jobs_are_purged(redis_server: RedisProcess, se
         trace.apply(operation)
     for queue in ("default", "x"):
         store.set_paused(queue, False)
+        store.set_limits(queue, None, None)
     for schedule in store.schedules():
         store.remove_schedule(schedule.name)
     ids = [record.id for record in store.find(JobFilter(), 1000).jobs]

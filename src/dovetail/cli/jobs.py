@@ -27,6 +27,7 @@ from dovetail.cli.jobs_text import (
     function_name,
     job_lines,
     job_table,
+    limits_text,
     queue_table,
     schedule_table,
     summary_line,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from dovetail.jobs.store import Store, WorkerInfo
 
 DEFAULT_LIMIT = 20
+QUEUE_LIMIT_RANGE = click.IntRange(1, 1_000_000)
 CHANGE_STEP = 1_000
 VALUE_CHARS = 2_000
 """Arguments and results are shown up to this length; --json has all of them."""
@@ -457,6 +459,36 @@ def pause(queues: tuple[str, ...], url: str | None) -> None:
 def resume(queues: tuple[str, ...], url: str | None) -> None:
     """Give jobs of QUEUEs to workers again."""
     _set_paused(queues, url, paused=False)
+
+
+@jobs.command(
+    epilog="""\b
+Examples:
+  dovetail jobs limit gpu --max-running 4
+  dovetail jobs limit research --weight 2
+  dovetail jobs limit gpu --clear
+"""
+)
+@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@click.option("--max-running", type=QUEUE_LIMIT_RANGE, metavar="N", help="Jobs of the queue that run at once at most.")
+@click.option(
+    "--weight",
+    type=QUEUE_LIMIT_RANGE,
+    metavar="N",
+    help="Share of running jobs in proportion to other queues; all queues without one have the weight 1 together.",
+)
+@click.option("--clear", is_flag=True, help="Remove what is not given.")
+@queue_url_option()
+def limit(queues: tuple[str, ...], max_running: int | None, weight: int | None, clear: bool, url: str | None) -> None:
+    """Limit how many jobs of QUEUEs run, or share workers between them; without options, show their limits."""
+    given = {"max_running": max_running, "weight": weight}
+    chosen = {name: value for name, value in given.items() if clear or value is not None}
+    with opened_queue(url) as queue:
+        for name in queues:
+            if chosen:
+                queue.configure(name, **chosen)
+            limits = {one.queue: limits_text(one.weight, one.max_running) for one in queue.stats()}
+            click.echo(f"{name}: {limits.get(name) or 'no limits'}")
 
 
 def _set_paused(queues: Sequence[str], url: str | None, *, paused: bool) -> None:

@@ -218,15 +218,26 @@ def queue_table(stats: Sequence[QueueStats], now_ms: int, width: int, paint: Pai
     """One line per queue. States that no queue has are left out, but for ready and leased; in a narrow terminal also
     others."""
     states = [state for state in QUEUE_STATES if state in ALWAYS_SHOWN or any(one.counts.get(state) for one in stats)]
+    notes = [limits_text(one.weight, one.max_running) for one in stats]
+    notes = [
+        ", ".join(filter(None, ["paused" if one.paused else "", note])) for one, note in zip(stats, notes, strict=True)
+    ]
+    noted = max(map(len, ["paused", *notes])) + 2
     for state in FIRST_TO_OMIT:
-        if table_width(_queue_rows(stats, states, now_ms)) + len("  paused") > width and state in states:
+        if table_width(_queue_rows(stats, states, now_ms)) + noted > width and state in states:
             states.remove(state)
-    lines = fit_table(_queue_rows(stats, states, now_ms), width - len("  paused"), cut=0)
+    lines = fit_table(_queue_rows(stats, states, now_ms), width - noted, cut=0)
     marked = [
-        f"{line}  {paint('paused', 'warning')}" if one.paused else line
-        for one, line in zip(stats, lines[1:], strict=True)
+        f"{line}  {paint(note, 'warning')}" if note else line for note, line in zip(notes, lines[1:], strict=True)
     ]
     return [lines[0], *marked]
+
+
+def limits_text(weight: int | None, max_running: int | None) -> str:
+    """'weight 2, at most 10 running'; empty without limits."""
+    parts = [] if weight is None else [f"weight {weight}"]
+    parts += [] if max_running is None else [f"at most {max_running} running"]
+    return ", ".join(parts)
 
 
 def _queue_rows(stats: Sequence[QueueStats], states: Sequence[JobState], now_ms: int) -> list[list[str]]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dovetail.jobs.job import JobRecord
-    from dovetail.jobs.store import JobFilter, Offer, OfferingWorker, Schedule, WorkerInfo
+    from dovetail.jobs.store import JobFilter, Offer, OfferingWorker, QueueSettings, Schedule, WorkerInfo
 
 
 class Bucket(Protocol):
@@ -58,9 +58,13 @@ class JobTable(Protocol):
     def finished_bytes(self, chosen: JobFilter) -> int:
         """Bytes of payloads and results of finished jobs that the filter accepts."""
 
-    def paused_queues(self) -> frozenset[str]: ...
+    def queue_settings(self) -> Mapping[str, QueueSettings]:
+        """Of queues that have any."""
 
-    def set_paused(self, queue: str, paused: bool) -> None: ...
+    def put_queue_settings(self, queue: str, settings: QueueSettings) -> None: ...
+
+    def leased_jobs(self, queue: str) -> int:
+        """Number of jobs of a queue that are leased."""
 
     def workers(self) -> list[WorkerInfo]: ...
 

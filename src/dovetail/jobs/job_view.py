@@ -91,6 +91,8 @@ def queue_data(stats: QueueStats, now_ms: int) -> dict[str, Any]:
     return {
         "queue": stats.queue,
         "paused": stats.paused,
+        "weight": stats.weight,
+        "max_running": stats.max_running,
         "oldest_s": None if oldest is None else max(0, now_ms - oldest) / 1000,
         **{state.value: stats.counts.get(state, 0) for state in JobState},
         "ready_by_needs": ready_by_needs(stats),

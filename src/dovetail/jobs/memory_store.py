@@ -12,12 +12,14 @@ from dovetail.jobs.admission import Admission
 from dovetail.jobs.job import JobState
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.store import (
+    PLAIN_QUEUE,
     Exchange,
     JobFilter,
     Offer,
     OfferingWorker,
     Page,
     Purged,
+    QueueSettings,
     QueueStats,
     Receipt,
     Reply,
@@ -29,7 +31,7 @@ from dovetail.jobs.store import (
 from dovetail.jobs.transaction import Effects, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from dovetail.jobs.job import JobRecord, JobSpec
     from dovetail.jobs.job_table import Bucket
@@ -127,9 +129,12 @@ class MemoryStore:
     def set_paused(self, queue: str, paused: bool) -> None:
         self._step(lambda step: step.set_paused(queue, paused))
 
+    def set_limits(self, queue: str, weight: int | None, max_running: int | None) -> None:
+        self._step(lambda step: step.set_limits(queue, weight, max_running))
+
     def stats(self) -> list[QueueStats]:
         with self._lock:
-            return queue_stats(self._table.records(), self._table.paused_queues())
+            return queue_stats(self._table.records(), self._table.queue_settings())
 
     def put_schedule(self, schedule: Schedule) -> None:
         self._step(lambda step: step.put_schedule(schedule))
@@ -188,7 +193,9 @@ class MemoryTable:
         self._dependants: dict[str, set[str]] = {}
         self._times: list[tuple[int, str]] = []
         self._buckets: dict[str, dict[Shape, MemoryBucket]] = {}
-        self._paused: set[str] = set()
+        self._queue_settings: dict[str, QueueSettings] = {}
+        self._leased: dict[str, int] = {}
+        """Leased jobs by queue."""
         self._workers: dict[str, WorkerInfo] = {}
         self._leases: dict[str, int] = {}
         self._passes: dict[str, int] = {}
@@ -275,14 +282,16 @@ class MemoryTable:
         states = purgeable_states(chosen)
         return (record for record in self._records.values() if record.state in states and is_accepted(chosen, record))
 
-    def paused_queues(self) -> frozenset[str]:
-        return frozenset(self._paused)
+    def queue_settings(self) -> Mapping[str, QueueSettings]:
+        return self._queue_settings
 
-    def set_paused(self, queue: str, paused: bool) -> None:
-        if paused:
-            self._paused.add(queue)
-        else:
-            self._paused.discard(queue)
+    def put_queue_settings(self, queue: str, settings: QueueSettings) -> None:
+        self._queue_settings.pop(queue, None)
+        if settings != PLAIN_QUEUE:
+            self._queue_settings[queue] = settings
+
+    def leased_jobs(self, queue: str) -> int:
+        return self._leased.get(queue, 0)
 
     def workers(self) -> list[WorkerInfo]:
         found = (self._workers[worker] for worker in sorted(self._workers))
@@ -330,6 +339,7 @@ class MemoryTable:
         for record, change in ((before, -1), (after, +1)):
             if record is None or record.worker is None:
                 continue
+            self._leased[record.spec.queue] = self._leased.get(record.spec.queue, 0) + change
             count = self._leases.get(record.worker, 0) + change
             if count:
                 self._leases[record.worker] = count
@@ -388,9 +398,9 @@ def without_contents(record: JobRecord) -> JobRecord:
     return replace(record, spec=spec, attempts=attempts, result=None)
 
 
-def queue_stats(records: Iterable[JobRecord], paused: Iterable[str]) -> list[QueueStats]:
+def queue_stats(records: Iterable[JobRecord], settings: Mapping[str, QueueSettings]) -> list[QueueStats]:
     """Counts per queue."""
-    counts: dict[str, dict[JobState, int]] = {queue: {} for queue in paused}
+    counts: dict[str, dict[JobState, int]] = {queue: {} for queue in settings}
     oldest: dict[str, int] = {}
     shapes: dict[str, dict[Shape, int]] = {}
     for record in records:
@@ -401,10 +411,22 @@ def queue_stats(records: Iterable[JobRecord], paused: Iterable[str]) -> list[Que
             oldest[queue] = min(oldest.get(queue, record.enqueued_ms), record.enqueued_ms)
             ready = shapes.setdefault(queue, {})
             ready[record.shape] = ready.get(record.shape, 0) + 1
-    return [
-        QueueStats(queue, counts[queue], queue in set(paused), oldest.get(queue), shapes.get(queue, {}))
-        for queue in sorted(counts)
-    ]
+    return stats_of(counts, settings, oldest, shapes)
+
+
+def stats_of(
+    counts: Mapping[str, Mapping[JobState, int]],
+    settings: Mapping[str, QueueSettings],
+    oldest: Mapping[str, int],
+    shapes: Mapping[str, Mapping[Shape, int]],
+) -> list[QueueStats]:
+    """Statistics of the queues in `counts`, by name."""
+    found = []
+    for queue in sorted(counts):
+        paused, weight, max_running = settings.get(queue, PLAIN_QUEUE)
+        waiting = oldest.get(queue), shapes.get(queue, {})
+        found.append(QueueStats(queue, counts[queue], paused, *waiting, weight, max_running))
+    return found
 
 
 def _id(record: JobRecord) -> str:

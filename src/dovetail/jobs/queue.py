@@ -38,6 +38,7 @@ from dovetail.jobs.queue_arguments import (
     LIMIT,
     age_ms_of,
     job_filter,
+    limit_of,
     queue_name,
     size_of,
     split_options,
@@ -505,8 +506,21 @@ class Queue:
         """Give jobs of a paused queue to workers again."""
         self.store.set_paused(queue_name(queue, self.default_queue), False)
 
+    def configure(self, queue: str | None = None, *, weight: Any = UNSET, max_running: Any = UNSET) -> None:
+        """Set the weight of a queue, its share of running jobs in proportion to other queues, and how many of its jobs
+        run at once at most. None removes a limit; what is not given stays. Running jobs continue."""
+        name = queue_name(queue, self.default_queue)
+        before = next((one for one in self.store.stats() if one.queue == name), None)
+        new_weight = None if before is None else before.weight
+        new_limit = None if before is None else before.max_running
+        if weight is not UNSET:
+            new_weight = limit_of("weight", weight)
+        if max_running is not UNSET:
+            new_limit = limit_of("max_running", max_running)
+        self.store.set_limits(name, new_weight, new_limit)
+
     def stats(self) -> Sequence[QueueStats]:
-        """Counts by state of all queues that have jobs or are paused."""
+        """Counts by state of all queues that have jobs, are paused or have limits."""
         return self.store.stats()
 
     def workers(self) -> Sequence[WorkerInfo]:

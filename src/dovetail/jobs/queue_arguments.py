@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BAD_FILTER = "DT619"
 LIMIT = whole(1, 10_000)
 """Jobs of one page."""
+QUEUE_LIMIT = whole(1, 1_000_000)
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -82,6 +83,13 @@ def queue_name(queue: str | None, otherwise: str) -> str:
     if not NAME.accepts(queue):
         raise ConfigError(argument_problem(BAD_FILTER, "queue", queue, NAME.text, "gpu"))
     return queue
+
+
+def limit_of(name: str, value: object) -> int | None:
+    """A weight or a number of jobs; None: no limit."""
+    if value is not None and not QUEUE_LIMIT.accepts(value):
+        raise ConfigError(argument_problem(BAD_FILTER, name, value, f"{QUEUE_LIMIT.text}, or None", 2))
+    return None if value is None else int(str(value))
 
 
 def age_ms_of(name: str, value: object, problems: list[Problem]) -> int | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.jobs.free_vector import free_from_text, free_to_text
 from dovetail.jobs.job import NO_RESOURCES, Attempt, JobRecord, JobSpec, JobState, Lease, Outcome
+from dovetail.jobs.memory_store import stats_of
 from dovetail.jobs.serialization import (
     schedule_from_text,
     shape_from_text,
@@ -21,12 +22,12 @@ from dovetail.jobs.serialization import (
     spec_from_text,
     worker_from_text,
 )
-from dovetail.jobs.store import ClaimedJob, LeaseId, Offer, QueueStats, Receipt, Reply, Schedule, WorkerInfo
+from dovetail.jobs.store import ClaimedJob, LeaseId, Offer, QueueSettings, Receipt, Reply, Schedule, WorkerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter
+    from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, QueueStats
     from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.shape import Shape
 
@@ -243,9 +244,10 @@ def _name(schedule: Schedule) -> str:
 
 
 def stats_from(data: list[Any]) -> list[QueueStats]:
-    """Counts of states, paused queues, and buckets (queue, shape, jobs, earliest enqueued_ms)."""
-    rows, paused, buckets = data
-    counts: dict[str, dict[JobState, int]] = {to_text(queue): {} for queue in paused}
+    """Counts of states, settings of queues, and buckets (queue, shape, jobs, earliest enqueued_ms)."""
+    rows, queues, buckets = data
+    settings = {to_text(queue): QueueSettings(bool(paused), *limits) for queue, paused, *limits in queues}
+    counts: dict[str, dict[JobState, int]] = {queue: {} for queue in settings}
     for name, number in zip(rows[::2], rows[1::2], strict=True):
         state, _, queue = to_text(name).partition(":")
         counts.setdefault(queue, {})[JobState(state)] = int(number)
@@ -255,10 +257,7 @@ def stats_from(data: list[Any]) -> list[QueueStats]:
         queue, shape = to_text(name), _shape_from(text)
         shapes[queue][shape] = shapes[queue].get(shape, 0) + number
         oldest[queue] = min(oldest.get(queue, enqueued_ms), enqueued_ms)
-    names = {to_text(queue) for queue in paused}
-    return [
-        QueueStats(queue, counts[queue], queue in names, oldest.get(queue), shapes[queue]) for queue in sorted(counts)
-    ]
+    return stats_of(counts, settings, oldest, shapes)
 
 
 def request_text(data: object) -> bytes:

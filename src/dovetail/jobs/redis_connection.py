@@ -45,6 +45,7 @@ FUNCTION_FILES = (
     "records",
     "buckets",
     "machine",
+    "shares",
     "placement",
     "claim",
     "lookup",

@@ -202,6 +202,10 @@ class RedisStore:
     def set_paused(self, queue: str, paused: bool) -> None:
         self._server.call(b"set_paused", codec.to_bytes(queue), b"1" if paused else b"0")
 
+    def set_limits(self, queue: str, weight: int | None, max_running: int | None) -> None:
+        numbers = (b"" if number is None else b"%d" % number for number in (weight, max_running))
+        self._server.call(b"set_limits", codec.to_bytes(queue), *numbers)
+
     def stats(self) -> list[QueueStats]:
         return codec.stats_from(self._server.call(b"stats"))
 

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.jobs.memory_store import without_contents
+from dovetail.jobs.memory_store import stats_of, without_contents
 from dovetail.jobs.serialization import shape_from_text, spec_from_text
 from dovetail.jobs.sqlite_schema import FINISHED_NUMBERS, READY, STATE_NUMBERS, STATES
-from dovetail.jobs.sqlite_table import IDS_PER_QUERY, JOB_COLUMNS, record_of, row_filter
-from dovetail.jobs.store import Page, QueueStats
+from dovetail.jobs.sqlite_table import IDS_PER_QUERY, JOB_COLUMNS, read_queue_settings, record_of, row_filter
+from dovetail.jobs.store import Page
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
     from dovetail.jobs.job import JobRecord, JobState
-    from dovetail.jobs.store import JobFilter
+    from dovetail.jobs.store import JobFilter, QueueStats
     from dovetail.resources.shape import Shape
 
 _COLUMNS = ", ".join(f"jobs.{column.strip()}" for column in JOB_COLUMNS.split(","))
@@ -65,9 +65,10 @@ def finished_of(db: sqlite3.Connection, ids: Sequence[str]) -> list[str]:
     return [job_id for job_id in ids if states.get(job_id) is None or states[job_id] in FINISHED_NUMBERS]
 
 
-def queue_stats(db: sqlite3.Connection, paused: frozenset[str]) -> list[QueueStats]:
-    """Counts of all queues that have jobs or are paused, by name."""
-    counts: dict[str, dict[JobState, int]] = {queue: {} for queue in paused}
+def queue_stats(db: sqlite3.Connection) -> list[QueueStats]:
+    """Counts of all queues that have jobs or settings, by name."""
+    settings = read_queue_settings(db)
+    counts: dict[str, dict[JobState, int]] = {queue: {} for queue in settings}
     shapes: dict[str, dict[Shape, int]] = {}
     query = "SELECT queue, shape, state, jobs FROM counts JOIN buckets ON buckets.id = bucket"
     for queue, shape, number, jobs in db.execute(query):
@@ -80,10 +81,7 @@ def queue_stats(db: sqlite3.Connection, paused: frozenset[str]) -> list[QueueSta
         WHERE state = {READY} GROUP BY bucket"""
     for queue, enqueued_ms in db.execute(query):
         oldest[queue] = min(enqueued_ms, oldest.get(queue, enqueued_ms))
-    return [
-        QueueStats(queue, counts[queue], queue in paused, oldest.get(queue), shapes.get(queue, {}))
-        for queue in sorted(counts)
-    ]
+    return stats_of(counts, settings, oldest, shapes)
 
 
 def _records(db: sqlite3.Connection, query: str, ids: Sequence[str]) -> dict[str, JobRecord]:

@@ -26,7 +26,7 @@ from dovetail.jobs.admission import Admission
 from dovetail.jobs.boot_clock import BootClock
 from dovetail.jobs.file_wakeup import WakeupFolder
 from dovetail.jobs.sqlite_database import SqliteDatabase, closed_error, store_error
-from dovetail.jobs.sqlite_table import SqliteTable, read_paused, read_schedules
+from dovetail.jobs.sqlite_table import SqliteTable, read_schedules
 from dovetail.jobs.sqlite_workers import read_workers
 from dovetail.jobs.store import StoreUnavailableError
 from dovetail.jobs.transaction import Transaction
@@ -201,8 +201,11 @@ class SqliteStore:
     def set_paused(self, queue: str, paused: bool) -> None:
         self._step(lambda step: step.set_paused(queue, paused), is_durable=_is_durable)
 
+    def set_limits(self, queue: str, weight: int | None, max_running: int | None) -> None:
+        self._step(lambda step: step.set_limits(queue, weight, max_running), is_durable=_is_durable)
+
     def stats(self) -> list[QueueStats]:
-        return self._database.read(lambda db: sqlite_queries.queue_stats(db, read_paused(db)))
+        return self._database.read(sqlite_queries.queue_stats)
 
     def put_schedule(self, schedule: Schedule) -> None:
         self._step(lambda step: step.put_schedule(schedule), is_durable=_is_durable)

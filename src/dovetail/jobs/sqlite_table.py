@@ -27,13 +27,13 @@ from dovetail.jobs.serialization import (
     spec_from_text,
     spec_to_text,
 )
-from dovetail.jobs.sqlite_schema import READY, STATE_NUMBERS, STATES
+from dovetail.jobs.sqlite_schema import LEASED, READY, STATE_NUMBERS, STATES
 from dovetail.jobs.sqlite_workers import put_heartbeat, put_worker, read_offering_workers, read_workers
-from dovetail.jobs.store import purgeable_states
+from dovetail.jobs.store import PLAIN_QUEUE, QueueSettings, purgeable_states
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dovetail.jobs.job_table import Bucket
     from dovetail.jobs.store import JobFilter, Offer, OfferingWorker, Schedule, WorkerInfo
@@ -69,6 +69,8 @@ _HEADS = f"""SELECT {JOB_COLUMNS} FROM jobs WHERE seq IN (SELECT (
 ) FROM counts WHERE counts.state = {READY} AND counts.bucket IN """
 _NEXT_OF_BUCKET = f"""SELECT {JOB_COLUMNS} FROM jobs WHERE state = {READY} AND bucket = ?
     AND (order_key, id) > (?, ?) ORDER BY order_key, id LIMIT ?"""
+_LEASED_JOBS = f"""SELECT coalesce(sum(jobs), 0) FROM counts JOIN buckets ON buckets.id = counts.bucket
+    WHERE counts.state = {LEASED} AND buckets.queue = ?"""
 
 
 class SpecCache:
@@ -208,13 +210,18 @@ class SqliteTable:
 
     # --- queues, workers and schedules
 
-    def paused_queues(self) -> frozenset[str]:
-        return read_paused(self._db)
+    def queue_settings(self) -> Mapping[str, QueueSettings]:
+        return read_queue_settings(self._db)
 
-    def set_paused(self, queue: str, paused: bool) -> None:
-        self._db.execute("DELETE FROM paused WHERE queue = ?", (queue,))
-        if paused:
-            self._db.execute("INSERT INTO paused VALUES (?)", (queue,))
+    def put_queue_settings(self, queue: str, settings: QueueSettings) -> None:
+        self._db.execute("DELETE FROM queues WHERE queue = ?", (queue,))
+        if settings != PLAIN_QUEUE:
+            self._db.execute("INSERT INTO queues VALUES (?, ?, ?, ?)", (queue, *settings))
+
+    def leased_jobs(self, queue: str) -> int:
+        self.flush()
+        [count] = self._db.execute(_LEASED_JOBS, (queue,)).fetchone()
+        return int(count)
 
     def workers(self) -> list[WorkerInfo]:
         self.flush()
@@ -601,8 +608,9 @@ def row_filter(chosen: JobFilter) -> tuple[list[str], list[Any]]:
     return terms, values
 
 
-def read_paused(db: sqlite3.Connection) -> frozenset[str]:
-    return frozenset(queue for (queue,) in db.execute("SELECT queue FROM paused"))
+def read_queue_settings(db: sqlite3.Connection) -> dict[str, QueueSettings]:
+    rows = db.execute("SELECT queue, paused, weight, max_running FROM queues")
+    return {queue: QueueSettings(bool(paused), weight, max_running) for queue, paused, weight, max_running in rows}
 
 
 def read_schedules(db: sqlite3.Connection) -> list[Schedule]:

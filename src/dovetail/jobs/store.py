@@ -24,6 +24,10 @@ that is `final`, it is `failed`.
 **Order.** Ready jobs are in buckets, one per queue and shape. A claim looks at the first job of each bucket, takes the
 one with the smallest order key (`ordering.order_key`, then the id) that fits into the free resources, and repeats this
 until no slot is left or no first job fits. A bucket whose first job does not fit is not searched further.
+
+**Limits and shares.** A queue with as many leased jobs as its `max_running` gives none. If a claim names a queue that
+has a weight, the next job comes from the queue with the fewest leased jobs per weight that has one that fits; all
+queues without a weight are one, with weight 1. Equal queues are served in the order of their jobs.
 """
 
 from __future__ import annotations
@@ -202,6 +206,19 @@ class Purged(NamedTuple):
     """Of their payloads and results."""
 
 
+class QueueSettings(NamedTuple):
+    """How a queue is served."""
+
+    paused: bool = False
+    weight: int | None = None
+    """Its share of running jobs, in proportion to other queues; None: it shares the weight 1 with all such queues."""
+    max_running: int | None = None
+    """Jobs that run at once at most; None: not limited."""
+
+
+PLAIN_QUEUE = QueueSettings()
+
+
 @dataclass(frozen=True, slots=True)
 class QueueStats:
     """Counts of one queue."""
@@ -212,6 +229,8 @@ class QueueStats:
     oldest_ms: int | None
     """When the longest-waiting ready job was enqueued."""
     ready_by_shape: Mapping[Shape, int]
+    weight: int | None = None
+    max_running: int | None = None
 
 
 class Offer(NamedTuple):
@@ -326,8 +345,8 @@ class Store(Protocol):
         3. the heartbeat of the worker;
         4. if there is a claim: expired leases and scheduled jobs whose time has come, up to `DUE_PER_STEP`, earliest
            first;
-        5. the claim. Queues that are paused give nothing. What is left of the worker's slots and free resources is kept
-           as its offer, if it is registered.
+        5. the claim. Queues that are paused or at their limit give nothing. What is left of the worker's slots and free
+           resources is kept as its offer, if it is registered.
 
         After a broken connection the same exchange can be repeated: completions count once. Jobs that were claimed
         by a lost reply are run again when their lease expires.
@@ -350,8 +369,11 @@ class Store(Protocol):
     def set_paused(self, queue: str, paused: bool) -> None:
         """Pause or resume a queue. A paused queue accepts jobs and gives none; running jobs continue."""
 
+    def set_limits(self, queue: str, weight: int | None, max_running: int | None) -> None:
+        """Set the weight of a queue (at least 1), and how many of its jobs run at once. Running jobs continue."""
+
     def stats(self) -> list[QueueStats]:
-        """All queues that have jobs or are paused, by name."""
+        """All queues that have jobs, are paused or have limits, by name."""
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add a schedule, or replace the one with this name. If cron, timezone and template (but for its id) are

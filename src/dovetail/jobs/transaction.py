@@ -10,12 +10,13 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from dovetail.jobs import state_machine
-from dovetail.jobs.claim_policy import PASS_KEPT_MS, OtherWorkers, placement_rank
+from dovetail.jobs.claim_policy import PASS_KEPT_MS, OtherWorkers, QueueShares, placement_rank
 from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.job import REQUEUEABLE, JobState, Outcome
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.store import (
     DUE_PER_STEP,
+    PLAIN_QUEUE,
     WORKER_FORGOTTEN_MS,
     ClaimedJob,
     Completion,
@@ -28,12 +29,12 @@ from dovetail.jobs.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dovetail.jobs.admission import Admission
     from dovetail.jobs.job import JobRecord, JobSpec
-    from dovetail.jobs.job_table import JobTable
-    from dovetail.jobs.store import Claim, Exchange, JobFilter, WorkerInfo
+    from dovetail.jobs.job_table import Bucket, JobTable
+    from dovetail.jobs.store import Claim, Exchange, JobFilter, QueueSettings, WorkerInfo
     from dovetail.resources.free_resources import FreeResources
 
 LEASE_EXPIRED = "the lease expired: its worker was killed, stopped or cut off"
@@ -61,6 +62,7 @@ class Transaction:
         self.effects = Effects()
         self._table = table
         self._admission = admission
+        self._known_settings: Mapping[str, QueueSettings] | None = None
         self._others: OtherWorkers | None = None
         self._retry_ms: int | None = None
         """When a claim takes jobs that it has left to other workers."""
@@ -135,8 +137,13 @@ class Transaction:
     # --- queues and schedules
 
     def set_paused(self, queue: str, paused: bool) -> None:
-        self._table.set_paused(queue, paused)
+        self._table.put_queue_settings(queue, self._settings_of(queue)._replace(paused=paused))
         self.effects.all_workers = not paused
+
+    def set_limits(self, queue: str, weight: int | None, max_running: int | None) -> None:
+        after = self._settings_of(queue)._replace(weight=weight, max_running=max_running)
+        self._table.put_queue_settings(queue, after)
+        self.effects.all_workers = True
 
     def put_schedule(self, schedule: Schedule) -> None:
         before = self._schedule(schedule.name)
@@ -220,25 +227,29 @@ class Transaction:
 
     def _claim(self, worker: str, claim: Claim, lease_ms: int) -> tuple[list[ClaimedJob], FreeResources]:
         """The claimed jobs, and what they leave free."""
-        paused = self._table.paused_queues()
-        queues = [queue for queue in dict.fromkeys(claim.queues) if queue not in paused]
+        settings = self._settings
+        queues = [queue for queue in dict.fromkeys(claim.queues) if not self._settings_of(queue).paused]
         if claim.slots <= 0 or not queues:
             return [], claim.free
         buckets = self._table.buckets(queues, claim.slots)
-        heads = [(order_of(record), index) for index, bucket in enumerate(buckets) if (record := bucket.peek())]
-        heapify(heads)
+        shares = QueueShares(queues, settings, self._table.leased_jobs)
+        groups = _groups(buckets, shares)
         claimed: list[ClaimedJob] = []
         free = claim.free
-        while heads and len(claimed) < claim.slots:
+        while groups and len(claimed) < claim.slots:
+            group = shares.next_group(groups)
+            heads = groups[group]
             bucket = buckets[heads[0][1]]
             record = bucket.peek()
             assert record is not None
-            remaining = self._admission.take(record.shape, free)
+            queue = record.spec.queue
+            remaining = None if shares.is_full(queue) else self._admission.take(record.shape, free)
             if remaining is None or self._is_left_to_another(worker, claim, record, free):
-                heappop(heads)
+                _pop_head(groups, group)
                 continue
             free = remaining
             bucket.pop()
+            shares.count(queue)
             after = state_machine.claimed(self.now_ms, record, worker, lease_ms)
             self._put(after)
             lease = after.lease
@@ -246,7 +257,7 @@ class Transaction:
             claimed.append(ClaimedJob(after.spec, after.shape, lease))
             following = bucket.peek()
             if following is None:
-                heappop(heads)
+                _pop_head(groups, group)
             else:
                 heapreplace(heads, (order_of(following), heads[0][1]))
         return claimed, free
@@ -282,12 +293,31 @@ class Transaction:
         changed = [record]
         while changed:
             record = changed.pop()
+            if self._settings:
+                self._wake_for_limit(record)
             self._table.put(record)
             if record.state in (JobState.READY, JobState.SCHEDULED):
                 self.effects.queues.add(record.spec.queue)
             elif record.state.is_finished:
                 self.effects.finished.add(record.id)
                 changed += self._changed_dependants(record)
+
+    def _wake_for_limit(self, after: JobRecord) -> None:
+        """A job that leaves a queue with a limit makes place for another one."""
+        queue = after.spec.queue
+        if after.state is not JobState.LEASED and self._settings_of(queue).max_running is not None:
+            before = self._table.get(after.id)
+            if before is not None and before.state is JobState.LEASED:
+                self.effects.queues.add(queue)
+
+    @property
+    def _settings(self) -> Mapping[str, QueueSettings]:
+        if self._known_settings is None:
+            self._known_settings = self._table.queue_settings()
+        return self._known_settings
+
+    def _settings_of(self, queue: str) -> QueueSettings:
+        return self._settings.get(queue, PLAIN_QUEUE)
 
     def _changed_dependants(self, finished: JobRecord) -> list[JobRecord]:
         decide = (
@@ -297,6 +327,28 @@ class Transaction:
         )
         decided = [(before, decide(self.now_ms, before, finished.id)) for before in self._table.dependants(finished.id)]
         return [after for before, after in decided if after is not before]
+
+
+Heads = list[tuple[tuple[int, str], int]]
+"""A heap: order of the first job of a bucket, and the number of the bucket."""
+
+
+def _groups(buckets: Sequence[Bucket], shares: QueueShares) -> dict[str, Heads]:
+    """First jobs of the buckets, by the group of their queue."""
+    groups: dict[str, Heads] = {}
+    for index, bucket in enumerate(buckets):
+        record = bucket.peek()
+        if record is not None:
+            groups.setdefault(shares.group_of(record.spec.queue), []).append((order_of(record), index))
+    for heads in groups.values():
+        heapify(heads)
+    return groups
+
+
+def _pop_head(groups: dict[str, Heads], group: str) -> None:
+    heappop(groups[group])
+    if not groups[group]:
+        del groups[group]
 
 
 def _declaration(schedule: Schedule) -> tuple[object, ...]:

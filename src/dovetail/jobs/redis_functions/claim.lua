@@ -74,25 +74,68 @@ local function start_bucket(stream, head)
   }
 end
 
-local function is_paused(queue)
-  for _, paused in ipairs(step.paused) do
-    if paused == queue then return true end
-  end
-  return false
-end
-
-local function start_streams(queues, slots)
-  local streams, seen = {}, {}
+-- Queues that are not paused, each once.
+local function served_queues(queues)
+  local served, seen = {}, {}
   for _, queue in ipairs(queues) do
-    if not seen[queue] and not is_paused(queue) then
+    local settings = step.queues[queue]
+    if not seen[queue] and not (settings and settings[1]) then
       seen[queue] = true
-      local size = math.min(slots + 1, MOST_HEADS)
-      local stream = { queue = queue, keys = buckets.key(queue, ''), offset = 0, size = size }
-      read_heads(stream)
-      streams[#streams + 1] = stream
+      served[#served + 1] = queue
     end
   end
-  return streams
+  return served
+end
+
+-- Queues that are served in the order of their jobs: streams of first jobs, and a heap of the buckets from which jobs are
+-- taken. `share`: state of `shares`.
+local function start_groups(queues, slots, share)
+  local groups, by_name = {}, {}
+  for _, queue in ipairs(queues) do
+    local name = shares.group_of(share, queue)
+    local group = by_name[name]
+    if not group then
+      group = { name = name, streams = {}, heap = {}, following = nil }
+      by_name[name], groups[#groups + 1] = group, group
+    end
+    local size = math.min(slots + 1, MOST_HEADS)
+    local stream = { queue = queue, keys = buckets.key(queue, ''), offset = 0, size = size }
+    read_heads(stream)
+    group.streams[#group.streams + 1] = stream
+  end
+  return groups
+end
+
+-- Take the bucket with the first job out of a group; nil if there is none.
+local function pop_bucket(group, free, refused)
+  for _, stream in ipairs(group.streams) do skip_large(stream, free, refused) end
+  local stream, bucket = first_stream(group.streams), group.heap[1]
+  if bucket and not (stream and order.is_smaller(stream.found[stream.position], bucket.rank)) then
+    return order.pop(group.heap)
+  elseif stream then
+    bucket = start_bucket(stream, stream.found[stream.position])
+    advance(stream)
+    return bucket
+  end
+  return nil
+end
+
+-- The group to serve, with its next bucket in `following`; nil if there is none.
+local function next_group(groups, free, refused, share)
+  local found
+  for position = #groups, 1, -1 do
+    local group = groups[position]
+    group.following = group.following or pop_bucket(group, free, refused)
+    if not group.following then
+      table.remove(groups, position)
+    elseif not found then
+      found = group
+    else
+      local use, least = shares.use(share, group.name), shares.use(share, found.name)
+      if use < least or (use == least and order.is_smaller(group.following.rank, found.following.rank)) then found = group end
+    end
+  end
+  return found
 end
 
 local function append(lists, name, value)
@@ -122,36 +165,36 @@ end
 -- Ids and shapes of the jobs to claim, in order, and the free vector behind them. They are not in their buckets any more.
 local function take(slots, given, queues, choice)
   local free = fit.copy(given)
-  local streams, heap, refused, started = start_streams(queues, slots), {}, {}, {}
-  local taken, shapes = {}, {}
+  local refused, started = {}, {}
+  local served = served_queues(queues)
+  local share = shares.start(served)
+  local groups = start_groups(served, slots, share)
+  local taken, texts = {}, {}
   while #taken < slots do
-    for _, stream in ipairs(streams) do skip_large(stream, free, refused) end
-    local stream, bucket = first_stream(streams), heap[1]
-    if bucket and not (stream and order.is_smaller(stream.found[stream.position], bucket.rank)) then
-      order.pop(heap)
-    elseif stream then
-      bucket = start_bucket(stream, stream.found[stream.position])
-      advance(stream)
-    else
-      break
-    end
+    local group = next_group(groups, free, refused, share)
+    if not group then break end
+    local bucket = group.following
     local shape = bucket.shape
-    if not refused[shape] and not placement.leaves(choice, order.id_of_rank(bucket.rank), bucket.queue, shape, free) then
+    group.following = nil
+    if shares.is_full(share, bucket.queue) then
+      -- it gives no more jobs
+    elseif not refused[shape] and not placement.leaves(choice, order.id_of_rank(bucket.rank), bucket.queue, shape, free) then
       if fit.take(shape, free) then
         if bucket.taken == 0 then started[#started + 1] = bucket end
         bucket.taken = bucket.taken + 1
+        shares.count(share, bucket.queue)
         local id = order.id_of_rank(bucket.rank)
-        taken[#taken + 1], shapes[#taken + 1] = id, shape.text
+        taken[#taken + 1], texts[#taken + 1] = id, shape.text
         if buckets.has_ages(bucket.name) then redis.call('ZREM', step.prefix .. 'age:' .. bucket.queue, id) end
         bucket.rank = next_of(bucket, slots - #taken)
-        if bucket.rank then order.push(heap, bucket) end
+        if bucket.rank then order.push(group.heap, bucket) end
       else
         refused[shape] = true
       end
     end
   end
   write_buckets(started)
-  return taken, shapes, free.is_changed and fit.text(free) or given.text
+  return taken, texts, free.is_changed and fit.text(free) or given.text
 end
 
 -- Claim jobs. Answer their texts (id, specification, payload and shape of each) and numbers (their lengths, fencing

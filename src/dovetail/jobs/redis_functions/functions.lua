@@ -22,7 +22,8 @@ end
 
 register_all({ 'get', 'find', 'id_of_key', 'finished', 'workers', 'stats', 'schedules', 'now' }, READS)
 register_all({
-  'submit', 'ingest', 'cancel', 'requeue', 'watch', 'register_worker', 'exchange', 'set_paused', 'put_schedule', 'fire',
+  'submit', 'ingest', 'cancel', 'requeue', 'watch', 'register_worker', 'exchange', 'set_paused', 'set_limits', 'put_schedule',
+  'fire',
 }, NO_FLAGS)
 -- also when the memory of the server is full, because they free some
 register_all({ 'purge', 'remove_worker', 'remove_schedule' }, FREES)

@@ -53,6 +53,8 @@ local function leave(record)
   elseif state == 'leased' then
     step.due[record.id] = false
     change(step.leases, record.was_worker, -1)
+    local settings = step.queues[record.queue]
+    if settings and settings[3] then step.woken_queues[record.queue] = true end  -- place for another job
   elseif FINISHED[state] then
     set_done(state, record.id, false)
     change(step.bytes, state .. ':' .. record.queue, -record.size)

@@ -62,15 +62,19 @@ local function best_before(state, free, queue, shape)
   return found
 end
 
+function placement.forget_passes()
+  local before_ms = string.format('%.0f', step.now_ms - CONSTANTS.pass_kept_ms)
+  redis.call('ZREMRANGEBYSCORE', step.prefix .. 'passes', '-inf', '(' .. before_ms)
+end
+
 -- When a job is taken by any worker, if it was passed over.
 local function pass(state, id)
   local key = step.prefix .. 'passes'
   local passed_ms = tonumber(redis.call('ZSCORE', key, id) or nil)
-  local before_ms = step.now_ms - CONSTANTS.pass_kept_ms
-  if not passed_ms or passed_ms < before_ms then
+  if not passed_ms or passed_ms < step.now_ms - CONSTANTS.pass_kept_ms then
     passed_ms = step.now_ms
     redis.call('ZADD', key, records.time_text(passed_ms), id)
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', '(' .. string.format('%.0f', before_ms))
+    placement.forget_passes()
   end
   return passed_ms + state.delay_ms
 end

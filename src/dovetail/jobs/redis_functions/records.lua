@@ -1,7 +1,8 @@
 -- The step that runs now, and its records: read once, changed in memory, and written at the end of the step.
 --
 -- Keys, all behind the prefix "{dovetail}:" (KEYS[1]):
---   meta            hash: version, paused (msgpack list of queues), fire (the next fire time of all schedules)
+--   meta            hash: version, fire (the next fire time of all schedules), and queues: msgpack({queue: {paused, weight or
+--                   false, max_running or false}}) of those with settings
 --   job:ID          hash: s specification (JSON), p payload, m what has happened (`encode`), a ended attempts, r result
 --   ids             sorted set of all ids, by their bytes
 --   keys            hash: idempotency key -> id
@@ -51,7 +52,7 @@ end
 
 -- Begin a step; an error reply if the store has a newer version.
 function records.begin(prefix, clock_ms, writes)
-  local meta = redis.call('HMGET', prefix .. 'meta', 'version', 'paused', 'fire')
+  local meta = redis.call('HMGET', prefix .. 'meta', 'version', 'queues', 'fire')
   local version = tonumber(meta[1])
   if version and version > CONSTANTS.version then
     return redis.error_reply('DOVETAILVERSION ' .. version)
@@ -64,7 +65,7 @@ function records.begin(prefix, clock_ms, writes)
   end
   local before = step
   step = {
-    prefix = prefix, now_ms = now_ms, paused = meta[2] and cmsgpack.unpack(meta[2]) or NONE, fire_ms = tonumber(meta[3]),
+    prefix = prefix, now_ms = now_ms, queues = meta[2] and cmsgpack.unpack(meta[2]) or NONE, fire_ms = tonumber(meta[3]),
     wakes_all = false,
   }
   for position = 1, #STEP_TABLES do

@@ -160,6 +160,7 @@ end
 function steps.purge(arguments)
   local request = cjson.decode(arguments[2])
   local answer = purge.run(lookup.filter(request[1]), request[2], request[3], request[4])
+  placement.forget_passes()
   finish_step()
   return answer
 end
@@ -376,22 +377,38 @@ end
 
 -- --- queues and schedules
 
-function steps.set_paused(arguments)
-  local queue, paused = arguments[2], {}
-  for _, other in ipairs(step.paused) do
-    if other ~= queue then paused[#paused + 1] = other end
-  end
-  if arguments[3] == '1' then paused[#paused + 1] = queue else step.wakes_all = true end
-  if paused[1] then
-    redis.call('HSET', step.prefix .. 'meta', 'paused', cmsgpack.pack(paused))
+local function put_settings(queue, paused, weight, max_running)
+  local settings = {}
+  for other, of_other in pairs(step.queues) do settings[other] = of_other end
+  settings[queue] = (paused or weight or max_running) and { paused, weight, max_running } or nil
+  if next(settings) then
+    redis.call('HSET', step.prefix .. 'meta', 'queues', cmsgpack.pack(settings))
   else
-    redis.call('HDEL', step.prefix .. 'meta', 'paused')
+    redis.call('HDEL', step.prefix .. 'meta', 'queues')
   end
   publish()
 end
 
--- Answer: counts of states (STATE:QUEUE, number ...), paused queues, and queue, name, jobs and earliest enqueued_ms of
--- each bucket.
+local function settings_of(queue)
+  return step.queues[queue] or { false, false, false }
+end
+
+-- Arguments: clock, queue, '1' or '0'.
+function steps.set_paused(arguments)
+  local before, paused = settings_of(arguments[2]), arguments[3] == '1'
+  step.wakes_all = not paused
+  put_settings(arguments[2], paused, before[2], before[3])
+end
+
+-- Arguments: clock, queue, weight, max_running; "": none.
+function steps.set_limits(arguments)
+  step.wakes_all = true
+  put_settings(
+    arguments[2], settings_of(arguments[2])[1], tonumber(arguments[3]) or false, tonumber(arguments[4]) or false)
+end
+
+-- Answer: counts of states (STATE:QUEUE, number ...), settings of queues (queue, paused, weight, max_running), and queue,
+-- name, jobs and earliest enqueued_ms of each bucket.
 function steps.stats()
   local counts, found = redis.call('HGETALL', step.prefix .. 'counts'), {}
   for position = 1, #counts, 2 do
@@ -404,7 +421,11 @@ function steps.stats()
       end
     end
   end
-  return { counts, step.paused, found }
+  local settings = {}
+  for queue, of_queue in pairs(step.queues) do
+    settings[#settings + 1] = { queue, of_queue[1] and 1 or 0, of_queue[2], of_queue[3] }
+  end
+  return { counts, settings, found }
 end
 
 -- Keep the next fire time of all schedules beside the version, which every step reads.
