@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         ResourceError,
         RunError,
     )
-    from dovetail.jobs.current_job import CurrentJob, current_job
+    from dovetail.jobs.current_job import CurrentJob, JobPreempted, current_job
     from dovetail.jobs.job import JobState, Retries
     from dovetail.jobs.job_function import JobFunction, job
     from dovetail.jobs.job_handle import Job, JobPage, JobSchedule
@@ -103,6 +103,7 @@ _MODULE_BY_NAME = {
     "JobError": "errors",
     "JobFunction": "jobs.job_function",
     "JobPage": "jobs.job_handle",
+    "JobPreempted": "jobs.current_job",
     "JobRefusedError": "errors",
     "JobSchedule": "jobs.job_handle",
     "JobSimulation": "jobs.simulation_report",
@@ -199,6 +200,7 @@ __all__ = [
     "JobError",
     "JobFunction",
     "JobPage",
+    "JobPreempted",
     "JobRefusedError",
     "JobSchedule",
     "JobSimulation",

@@ -12,6 +12,7 @@ from dovetail.jobs.admission import Admission
 from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.job import (
     DEFAULT_LEASE_MS,
+    NO_RESOURCES,
     Attempt,
     DependencyPolicy,
     JobRecord,
@@ -28,6 +29,7 @@ from dovetail.jobs.store import (
     JobFilter,
     LeaseId,
     Offer,
+    PreemptibleJob,
     Purged,
     Receipt,
     Renewal,
@@ -37,6 +39,7 @@ from dovetail.jobs.store import (
     WorkerInfo,
 )
 from dovetail.resources.cluster import Gpu, Node
+from dovetail.resources.fit import Fit
 from dovetail.resources.free_resources import FreeResources, NodeKind
 from dovetail.resources.resources import Resources
 from waiting import LONG, PATIENCE_S
@@ -44,12 +47,16 @@ from waiting import LONG, PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dovetail.resources.seat import Seat
+    from dovetail.resources.shape import Shape
+
 GB = 10**9
 CPU_NODE = Node("cpu", cpu_milli=4000, memory_bytes=16 * GB, custom=(("licence", 2000),))
 GPU_NODE = Node("gpu", cpu_milli=8000, memory_bytes=64 * GB, gpus=(Gpu("gpu", 40 * GB), Gpu("gpu", 40 * GB)))
 ONE_GPU_NODE = replace(GPU_NODE, gpus=GPU_NODE.gpus[:1])
 HALF_GPU_NODE = replace(ONE_GPU_NODE, cpu_milli=7000)
 GPU_SHAPE = Resources(cpus=1, gpus=0.5).shape()
+ONE_CPU, TWO_CPUS, FOUR_CPUS, FIVE_CPUS = (Resources(cpus=cpus).shape() for cpus in (1, 2, 4, 5))
 SECOND = 1000
 MINUTE = 60 * SECOND
 
@@ -86,8 +93,19 @@ class StoreScene:
         queues: tuple[str, ...] = ("default",),
         lease_ms: int = DEFAULT_LEASE_MS,
         delay_ms: int = 0,
+        running: tuple[ClaimedJob, ...] = (),
     ) -> Reply:
-        claim = None if slots is None else Claim(slots, free_of(node), queues, delay_ms)
+        """`running`: jobs that hold resources of the node; those that are preemptible are offered for preemption."""
+        free, held = free_of(node), []
+        for job in running:
+            seats = () if job.shape == NO_RESOURCES else (seat_on(free, job.shape),)
+            for seat in seats:
+                left = free.taken(seat)
+                assert left is not None
+                free = left
+            held.append(PreemptibleJob(job.lease.job_id, job.lease.token, seats))
+        preemptible = tuple(one for job, one in zip(running, held, strict=True) if job.spec.preemptible)
+        claim = None if slots is None else Claim(slots, free, queues, delay_ms, preemptible)
         return self.store.exchange(Exchange(worker, completions, renewals, claim, lease_ms))
 
     def complete(self, job: ClaimedJob, outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> Reply:
@@ -110,6 +128,12 @@ class StoreScene:
 
 def free_of(node: Node) -> FreeResources:
     return NodeKind(node).untouched()
+
+
+def seat_on(free: FreeResources, shape: Shape) -> Seat:
+    """The seat that a worker gives to a job of this shape."""
+    fit = Fit(shape)
+    return fit.seat("", fit.assignments(free)[0])
 
 
 def spec(job_id: str, **fields: Any) -> JobSpec:
@@ -444,6 +468,149 @@ class StoreContract:
         record = scene.record("a")
         assert (record.state, record.attempt) == (JobState.READY, 25)
         assert outcomes(record) == [Outcome.PREEMPTED] * 20
+
+    # --- preemption
+
+    def test_a_job_of_higher_priority_preempts_a_preemptible_one(self, scene: StoreScene) -> None:
+        scene.submit(spec("low", shape=FOUR_CPUS, preemptible=True))
+        scene.advance(20 * MINUTE)
+        [low] = scene.claim()
+        scene.submit(spec("high", shape=FOUR_CPUS, priority=10))
+        reply = scene.exchange(slots=9, running=(low,))
+        assert (reply.claimed, reply.preempted) == ([], ["low"])
+        assert scene.record("low").preempted_for == "high"
+        assert scene.exchange(renewals=(renewal(low),)).preempted == ["low"]
+        again = scene.exchange(slots=9, running=(low,))
+        assert (again.claimed, again.preempted) == ([], [])
+        ended = scene.exchange(completions=(completion(low, Outcome.PREEMPTED),), slots=9)
+        assert [job.spec.id for job in ended.claimed] == ["high"]
+        record = scene.record("low")
+        assert (record.state, record.preempted_for, outcomes(record)) == (JobState.READY, None, [Outcome.PREEMPTED])
+
+    def test_only_preemptible_jobs_of_lower_priority_are_preempted(self, scene: StoreScene) -> None:
+        scene.submit(
+            spec("not marked", shape=TWO_CPUS, priority=-5),
+            spec("same", shape=TWO_CPUS, priority=3, preemptible=True),
+        )
+        running = tuple(scene.claim())
+        scene.submit(spec("high", shape=TWO_CPUS, priority=3))
+        assert scene.exchange(slots=9, running=running).preempted == []
+        assert all(job.preempted_for is None for job in map(scene.record, ("not marked", "same")))
+
+    def test_waiting_does_not_make_a_job_preempt_others(self, scene: StoreScene) -> None:
+        scene.submit(spec("old", shape=FOUR_CPUS))
+        scene.advance(60 * MINUTE)
+        scene.submit(spec("running", shape=FOUR_CPUS, priority=100, preemptible=True))
+        [running] = scene.claim()
+        assert running.spec.id == "running"
+        scene.advance(600 * MINUTE)
+        assert scene.exchange(slots=9, running=(running,)).preempted == []
+
+    def test_a_job_that_would_not_fit_anyway_preempts_nothing(self, scene: StoreScene) -> None:
+        scene.submit(spec("low", shape=TWO_CPUS, preemptible=True))
+        [low] = scene.claim()
+        scene.submit(
+            spec("gpu", shape=Resources(gpus=1).shape(), priority=5), spec("five", shape=FIVE_CPUS, priority=5)
+        )
+        assert scene.exchange(slots=9, running=(low,)).preempted == []
+
+    def test_a_job_that_fits_preempts_nothing(self, scene: StoreScene) -> None:
+        scene.submit(spec("low", shape=TWO_CPUS, preemptible=True))
+        [low] = scene.claim()
+        scene.submit(spec("high", shape=TWO_CPUS, priority=5))
+        reply = scene.exchange(slots=9, running=(low,))
+        assert ([job.spec.id for job in reply.claimed], reply.preempted) == (["high"], [])
+
+    def test_a_job_that_fits_on_another_live_worker_preempts_nothing(self, scene: StoreScene) -> None:
+        for worker in ("w1", "w2"):
+            scene.store.register_worker(WorkerInfo(worker))
+        scene.submit(spec("low", shape=FOUR_CPUS, preemptible=True))
+        [low] = scene.claim()
+        scene.exchange("w2", slots=1)
+        scene.submit(spec("high", shape=FOUR_CPUS, priority=9))
+        assert scene.exchange(slots=9, running=(low,)).preempted == []
+        scene.advance(DEFAULT_LEASE_MS + 1)  # w2 is silent
+        assert scene.exchange(slots=9, running=(low,), renewals=(renewal(low),)).preempted == ["low"]
+
+    def test_the_smallest_set_of_jobs_is_preempted_the_youngest_first(self, scene: StoreScene) -> None:
+        one = {"shape": ONE_CPU, "preemptible": True}
+        scene.submit(spec("old", **one))
+        running = scene.claim()
+        scene.advance(SECOND)
+        scene.submit(spec("important", **one, priority=1), spec("young", **one), spec("young too", **one))
+        running += scene.claim()
+        scene.submit(spec("high", shape=ONE_CPU, priority=9))
+        assert scene.exchange(slots=9, running=tuple(running)).preempted == ["young"]
+        scene.submit(spec("larger", shape=Resources(cpus=3).shape(), priority=9))
+        assert scene.exchange(slots=9, running=tuple(running)).preempted == ["young too", "old", "important"]
+
+    def test_one_large_job_is_preempted_rather_than_several_small_ones(self, scene: StoreScene) -> None:
+        scene.submit(spec("large", shape=TWO_CPUS, preemptible=True))
+        running = scene.claim()
+        scene.advance(SECOND)
+        scene.submit(*(spec(name, shape=ONE_CPU, preemptible=True) for name in "ab"))
+        running += scene.claim()
+        scene.submit(spec("high", shape=TWO_CPUS, priority=9))
+        assert scene.exchange(slots=9, running=tuple(running)).preempted == ["large"]
+
+    def test_gpus_are_preempted_by_card(self, scene: StoreScene) -> None:
+        half = Resources(cpus=1, gpus=0.5).shape()
+        scene.submit(*(spec(name, shape=half, preemptible=True) for name in "abcd"))
+        running = tuple(scene.claim(node=GPU_NODE))
+        scene.submit(spec("high", shape=Resources(cpus=1, gpus=1).shape(), priority=9))
+        assert scene.exchange(slots=9, node=GPU_NODE, running=running).preempted == ["a", "b"]
+
+    def test_a_slot_is_preempted_for_a_job_without_resources(self, scene: StoreScene) -> None:
+        scene.submit(spec("low", preemptible=True))
+        running = tuple(scene.claim(1))
+        scene.submit(spec("high", priority=9))
+        assert scene.exchange(slots=0, running=running).preempted == ["low"]
+
+    def test_smaller_jobs_leave_the_room_that_is_being_freed(self, scene: StoreScene) -> None:
+        scene.submit(*(spec(name, shape=TWO_CPUS, preemptible=True) for name in "ab"))
+        a, b = scene.claim()
+        scene.submit(spec("high", shape=FOUR_CPUS, priority=1))
+        assert scene.exchange(slots=9, running=(a, b)).preempted == ["a", "b"]
+        scene.submit(spec("small", shape=ONE_CPU, priority=100, queue="x"))
+        ended = completion(a, Outcome.PREEMPTED)
+        both = ("default", "x")
+        assert scene.exchange(completions=(ended,), slots=9, queues=both, running=(b,)).claimed == []
+        last = scene.exchange(completions=(completion(b, Outcome.PREEMPTED),), slots=9, queues=both)
+        assert [job.spec.id for job in last.claimed] == ["high"]
+
+    def test_room_is_kept_for_nothing_when_the_preemptor_runs_elsewhere(self, scene: StoreScene) -> None:
+        scene.submit(spec("low", shape=FOUR_CPUS, preemptible=True))
+        [low] = scene.claim()
+        scene.submit(spec("high", shape=FOUR_CPUS, priority=10))
+        assert scene.exchange(slots=9, running=(low,)).preempted == ["low"]
+        [high] = scene.claim(worker="w2")
+        assert high.spec.id == "high"
+        ended = scene.exchange(completions=(completion(low, Outcome.PREEMPTED),), slots=9)
+        assert [job.spec.id for job in ended.claimed] == ["low"]
+
+    def test_a_preempted_job_that_ends_otherwise_is_treated_as_usual(self, scene: StoreScene) -> None:
+        scene.submit(spec("done", shape=TWO_CPUS, preemptible=True), spec("lost", shape=TWO_CPUS, preemptible=True))
+        running = tuple(scene.claim(lease_ms=SECOND))
+        scene.submit(spec("high", shape=FOUR_CPUS, priority=10, payload=b"[1]"))
+        assert sorted(scene.exchange(slots=9, running=running).preempted) == ["done", "lost"]
+        scene.complete(running[0], result=b"1")
+        scene.advance(SECOND)
+        [high] = scene.claim(worker="w2")
+        assert high.spec == spec("high", shape=FOUR_CPUS, priority=10, payload=b"[1]")
+        assert scene.state("done") is JobState.SUCCEEDED
+        assert outcomes(scene.record("lost")) == [Outcome.LOST]
+        assert scene.record("lost").preempted_for is None
+
+    def test_the_preemptor_has_its_payload(self, scene: StoreScene) -> None:
+        scene.submit(spec("low", shape=FOUR_CPUS, preemptible=True))
+        [low] = scene.claim()
+        scene.submit(spec("high", shape=FOUR_CPUS, priority=10, payload=b"\x00[1]"))
+        scene.exchange(slots=9, running=(low,))
+        [high] = scene.exchange(completions=(completion(low, Outcome.PREEMPTED),), slots=9).claimed
+        assert high.spec == spec("high", shape=FOUR_CPUS, priority=10, payload=b"\x00[1]")
+        assert scene.record("high").lease == high.lease
+
+    # --- retries
 
     def test_a_retried_job_keeps_its_age(self, scene: StoreScene) -> None:
         scene.submit(spec("a"))

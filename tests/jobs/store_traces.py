@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from dovetail.jobs.job import NO_RESOURCES, DependencyPolicy, JobSpec, JobState, Lease, Outcome, Retries
 from dovetail.jobs.memory_store import MemoryStore
-from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, Renewal, Schedule, WorkerInfo
+from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, PreemptibleJob, Renewal, Schedule, WorkerInfo
+from dovetail.resources.fit import Fit
 from jobs.job_strategies import SHAPES
 from jobs.store_contract import CPU_NODE, GPU_NODE, free_of
 
@@ -81,6 +82,8 @@ class RoundTrip:
     queues: tuple[str, ...]
     lease_ms: int
     placement_delay_ms: int
+    preemptible: tuple[tuple[int, Shape], ...] = ()
+    """Positions of leases that the worker runs, and what they hold of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +230,7 @@ class TraceGenerator:
             at_ms=choose([None, None, START_MS, START_MS + 61_000]),
             delay_ms=choose([0, 0, 0, 60, 1_000]),
             schedule=choose([None, *SCHEDULES]),
+            preemptible=choose([True, False]),
         )
 
     def _round_trip(self) -> RoundTrip:
@@ -245,6 +249,9 @@ class TraceGenerator:
             queues=choose([("default",), ("x",), ("default", "x"), ("x", "none", "x")]),
             lease_ms=choose([60, 1_000, 15_000]),
             placement_delay_ms=choose([0, 0, 50, 10_000]),
+            preemptible=tuple(
+                (random.randint(0, 7), choose((NO_RESOURCES, *SHAPES))) for _ in range(choose([0, 0, 1, 2, 4, 6]))
+            ),
         )
 
     def _end(self) -> LeaseEnd:
@@ -356,9 +363,7 @@ class StoreTrace:
             for item in trip.renewals
             if item.position < len(recent) and (lease := recent[item.position])
         ]
-        claim = (
-            None if trip.slots is None else Claim(trip.slots, free_of(trip.node), trip.queues, trip.placement_delay_ms)
-        )
+        claim = None if trip.slots is None else self._claim(trip, recent)
         reply = self.store.exchange(Exchange(trip.worker, completions, renewals, claim, trip.lease_ms))
         self._leases += [job.lease for job in reply.claimed]
         return replace(
@@ -366,8 +371,26 @@ class StoreTrace:
             claimed=list(reply.claimed),
             refused=list(reply.refused),
             cancelled=list(reply.cancelled),
+            preempted=list(reply.preempted),
             due_schedules=list(reply.due_schedules),
         )
+
+    def _claim(self, trip: RoundTrip, recent: Sequence[Lease]) -> Claim:
+        """A claim of what the preemptible jobs leave of the node."""
+        free, held = free_of(trip.node), {}
+        for position, shape in trip.preemptible:
+            if position >= len(recent) or recent[position] in held:
+                continue
+            job_id, token = recent[position][:2]
+            ways = Fit(shape).assignments(free)
+            if shape == NO_RESOURCES or not ways:
+                held[recent[position]] = PreemptibleJob(job_id, token)
+                continue
+            seat = Fit(shape).seat("", ways[0])
+            left = free.taken(seat)
+            assert left is not None
+            free, held[recent[position]] = left, PreemptibleJob(job_id, token, (seat,), position % 2)
+        return Claim(trip.slots or 0, free, trip.queues, trip.placement_delay_ms, tuple(held.values()))
 
     def _fire(self, fire: Fire) -> object:
         known = {schedule.name: schedule.next_ms for schedule in self.store.schedules()}

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dovetail.jobs.current_job import current_job
+from dovetail.jobs.current_job import JobPreempted, current_job
 from dovetail.jobs.job_function import job
 
 APP = "jobs.worker_app"
@@ -110,6 +110,62 @@ def until_cancelled(began: str, ended: str) -> str:
         time.sleep(0.005)
     Path(ended).write_text("saw it")
     return "cancelled"
+
+
+@job
+def count_with_checkpoint(checkpoint: str, began: str, target: int = 3) -> dict[str, int]:
+    """Counts one step per attempt that is preempted, and goes on from its checkpoint."""
+    found = Path(checkpoint)
+    step = int(found.read_text()) if found.exists() else 0
+    if step < target:
+        wait_for_checkpoint_request(began)
+        assert not current_job().cancelled
+        found.write_text(str(step + 1))
+        raise JobPreempted
+    return {"steps": step, "attempt": current_job().attempt}
+
+
+def wait_for_checkpoint_request(began: str) -> None:
+    assert not current_job().checkpoint_requested  # from here on the worker waits for the job to end by itself
+    Path(began).write_text(str(os.getpid()))
+    while not current_job().checkpoint_requested:
+        time.sleep(0.005)
+
+
+@job
+async def count_with_checkpoint_async(checkpoint: str, began: str) -> str:
+    if Path(checkpoint).exists():
+        return Path(checkpoint).read_text()
+    assert not current_job().checkpoint_requested
+    Path(began).write_text(str(os.getpid()))
+    while not current_job().checkpoint_requested:
+        await asyncio.sleep(0.005)
+    Path(checkpoint).write_text("saved")
+    raise JobPreempted
+
+
+@job
+def ignore_checkpoint_request(began: str) -> None:
+    wait_for_checkpoint_request(began)
+    time.sleep(LONG_S)
+
+
+@job
+def save_on_sigterm(began: str, saved: str) -> str:
+    """Handles SIGTERM as training frameworks do, and never looks at `checkpoint_requested`."""
+    if Path(saved).exists():
+        return Path(saved).read_text()
+    try:
+        Path(began).write_text(str(os.getpid()))
+        time.sleep(LONG_S)
+    finally:
+        Path(saved).write_text("saved")
+    return ""
+
+
+@job
+def raise_preempted() -> None:
+    raise JobPreempted
 
 
 @job

@@ -164,9 +164,11 @@ def job_lines(
     options = [f"priority {spec.priority}"] if spec.priority else []
     options += [f"timeout {format_duration(spec.timeout_ms / 1000)}"] if spec.timeout_ms else []
     options += [f"isolation {spec.isolation}"] if spec.isolation else []
+    options += ["preemptible"] if spec.preemptible else []
     rows = [
         ("state", f"{state}{' for ' if not (job.state.is_finished or time.startswith('in ')) else ', '}{time}"),
         ("", "the cancellation was requested" if job.cancel_requested else ""),
+        ("", f"it makes room for job {job.preempted_for}" if job.preempted_for else ""),
         ("problem", paint(problem, "warning") if problem else ""),
         ("call", f"{function_name(spec.function)}({call})"),
         ("queue", ", ".join([spec.queue, *options])),

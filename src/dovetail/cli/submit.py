@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 BAD_ARGUMENT = "DT642"
 ARGS_EXAMPLE = """--args '{"rate": 0.1}'"""
-OPTION_FIELDS = ("queue", "priority", "timeout", "isolation", "key", "at", "delay", "cron", "timezone")
+OPTION_FIELDS = (
+    *("queue", "priority", "timeout", "isolation", "preemption_grace", "key", "at", "delay", "cron", "timezone"),
+)
 """Options of the command that are options of `Queue.submit` as they are."""
 
 
@@ -74,6 +76,8 @@ imported here.
 @click.option("--timeout", metavar="TIME", help="Limit of one attempt: 90s, 1h.")
 @click.option("--retries", type=click.IntRange(min=0), metavar="N", help="Retries for every cause; 0: none.")
 @click.option("--isolation", metavar="KIND", help="process, thread or async.")
+@click.option("--preemptible", is_flag=True, help="It may be ended, without a charge, for a job of higher priority.")
+@click.option("--preemption-grace", metavar="TIME", help="Time to save its state before that.  [default: 30s]")
 @click.option(
     "--key",
     metavar="TEXT",
@@ -252,6 +256,8 @@ def submit_options(options: dict[str, Any], sets: Sequence[str]) -> dict[str, An
     given = {name: options[name] for name in OPTION_FIELDS if options[name] is not None}
     if options["retries"] is not None:
         given["retries"] = options["retries"]
+    if options["preemptible"]:
+        given["preemptible"] = True
     if options["resources"] is not None:
         given["resources"] = parse_amounts(options["resources"])
     priority = given.get("priority", "")

@@ -48,8 +48,15 @@ class AsyncRunner:
         loop.call_soon_threadsafe(self._start_incoming)
 
     def stop(self, attempt: RunningAttempt, reason: StopReason, detail: str = "") -> None:
-        if attempt.try_stop(reason, detail) and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed
+        is_new = attempt.try_stop(reason, detail)
+        if self._loop is None or not (is_new or reason is StopReason.SHUTDOWN):
+            return
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            if reason is StopReason.PREEMPTED and attempt.looks_at_checkpoint:
+                self._loop.call_soon_threadsafe(
+                    self._loop.call_later, attempt.preemption_grace_s, self._cancel, attempt
+                )
+            else:
                 self._loop.call_soon_threadsafe(self._cancel, attempt)
 
     def release_unbegun(self) -> None:
@@ -85,7 +92,14 @@ class AsyncRunner:
         attempt.has_begun = True
         spec = attempt.spec
         job = CurrentJob(
-            spec.id, attempt.attempt, attempt.key[1], spec.queue, self._worker, attempt.report, attempt.is_stopping
+            spec.id,
+            attempt.attempt,
+            attempt.key[1],
+            spec.queue,
+            self._worker,
+            attempt.report,
+            attempt.is_cancelled,
+            attempt.is_checkpoint_requested,
         )
         timer = None
         if attempt.timeout_s is not None:

@@ -24,14 +24,28 @@ def _never() -> bool:
     return False
 
 
+class JobPreempted(Exception):
+    """Raise it in a job after `checkpoint_requested`, when the state is saved: the attempt ends as preempted, and the
+    job runs again when there is room for it."""
+
+
 class CurrentJob:
     """A running attempt of a job, as its own code sees it. Thread-safe.
 
-    The runner of the worker makes it, with two callbacks: `report` gets what `progress` was given and must not block;
-    `is_cancelled` answers whether the job should stop.
+    The runner of the worker makes it, with callbacks: `report` gets what `progress` was given and must not block;
+    `is_cancelled` answers whether the job should stop, `is_checkpoint_requested` whether it is to make room.
     """
 
-    __slots__ = ("_is_cancelled", "_report", "attempt", "id", "queue", "token", "worker")
+    __slots__ = (
+        "_is_cancelled",
+        "_is_checkpoint_requested",
+        "_report",
+        "attempt",
+        "id",
+        "queue",
+        "token",
+        "worker",
+    )
 
     def __init__(
         self,
@@ -42,6 +56,7 @@ class CurrentJob:
         worker: str,
         report: Callable[[float | None, str | None], None] = _ignore,
         is_cancelled: Callable[[], bool] = _never,
+        is_checkpoint_requested: Callable[[], bool] = _never,
     ) -> None:
         self.id = id
         self.attempt = attempt
@@ -53,6 +68,7 @@ class CurrentJob:
         self.worker = worker
         self._report = report
         self._is_cancelled = is_cancelled
+        self._is_checkpoint_requested = is_checkpoint_requested
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Report progress from 0 to 1, and a text. It is shown within a third of a lease; the latest report counts."""
@@ -70,6 +86,14 @@ class CurrentJob:
 
         A job in a process that has looked at it gets no SIGTERM before `--kill-grace` is over."""
         return self._is_cancelled()
+
+    @property
+    def checkpoint_requested(self) -> bool:
+        """Whether the job should save its state and raise `dt.JobPreempted`: a job of higher priority needs the room.
+
+        Only jobs with `preemptible=True` are asked. A job that has looked at it has its `preemption_grace` before it
+        gets SIGTERM; another one gets SIGTERM at once, and SIGKILL after the grace."""
+        return self._is_checkpoint_requested()
 
     def __repr__(self) -> str:
         return f"<current job {self.id}, attempt {self.attempt}, worker {self.worker}>"

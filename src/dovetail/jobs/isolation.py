@@ -3,6 +3,7 @@
 | limit | process | thread | async |
 |---|---|---|---|
 | timeout | yes: SIGTERM, grace, SIGKILL of everything it started | no: refused | where it awaits |
+| preemption | yes: notice, grace, SIGTERM | if it looks at `dt.current_job().checkpoint_requested` | where it awaits |
 | cancellation | yes | if it looks at `dt.current_job().cancelled` | where it awaits |
 | memory | yes: ended above what it requests | no | no |
 | its own cards (CUDA_VISIBLE_DEVICES), thread variables | yes | no: those of the worker | no |

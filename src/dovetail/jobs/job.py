@@ -19,6 +19,7 @@ PRIORITY_NAMES = {"high": 10, "normal": 0, "low": -10}
 PRIORITY_LIMIT = 1_000_000
 RETRIES_LIMIT = 100
 DEFAULT_LEASE_MS = 15_000
+DEFAULT_PREEMPTION_GRACE_MS = 30_000
 NO_RESOURCES = Shape(ShapeKind.CPU_ONLY)
 """Shape of a job that declares no resources: it takes one slot of its worker and nothing else."""
 
@@ -115,8 +116,8 @@ NORMAL_RETRIES = Retries()
 class JobSpec:
     """A job as submitted. It never changes; what happens to it is in its `JobRecord`.
 
-    Stores interpret `id`, `queue`, `priority`, `shape`, `retries`, `key`, `after`, `if_dependency_fails`, `at_ms` and
-    `delay_ms`; they keep everything else for the worker and for people.
+    Stores interpret `id`, `queue`, `priority`, `shape`, `retries`, `key`, `after`, `if_dependency_fails`, `at_ms`,
+    `delay_ms` and `preemptible`; they keep everything else for the worker and for people.
     """
 
     id: str
@@ -147,6 +148,10 @@ class JobSpec:
     """"process", "thread" or "async"; None: the worker's default for such a job."""
     schedule: str | None = None
     """Name of the schedule that submitted it."""
+    preemptible: bool = False
+    """Whether it may be ended to make room for a job of higher priority."""
+    preemption_grace_ms: int = DEFAULT_PREEMPTION_GRACE_MS
+    """Time to save its state after its preemption is requested, kept by the worker."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Plain JSON data that only workers interpret."""
 
@@ -211,6 +216,8 @@ class JobRecord:
     unmet: tuple[str, ...] = ()
     """Jobs that have not succeeded yet, of those in `spec.after`."""
     cancel_requested: bool = False
+    preempted_for: str | None = None
+    """Leased: the job that this one makes room for; its preemption is requested."""
     progress: float | None = None
     message: str = ""
     """Text of the latest progress report."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.errors import DovetailError
-from dovetail.jobs.current_job import running_job
+from dovetail.jobs.current_job import JobPreempted, running_job
 from dovetail.jobs.job import Outcome
 from dovetail.jobs.payload_codec import NO_CALL, decode_call, encode_result
 
@@ -113,6 +113,8 @@ def result_ending(value: object, codec: PayloadCodec) -> Ending:
 
 def failure_ending(error: BaseException) -> Ending:
     """The end of an attempt whose function raised."""
+    if isinstance(error, JobPreempted):
+        return Ending(Outcome.PREEMPTED)
     summary = summarize_exception(error)
     outcome = Outcome.OUT_OF_MEMORY if summary.out_of_memory else Outcome.ERROR
     return Ending(outcome, error=summary.line, traceback=summary.detail, on_gpu=summary.on_gpu)

@@ -105,6 +105,8 @@ def job(
     queue: str | None = ...,
     priority: str | int | None = ...,
     isolation: str | None = ...,
+    preemptible: bool | None = ...,
+    preemption_grace: str | float | None = ...,
 ) -> Callable[[Callable[..., Any]], JobFunction]: ...
 
 
@@ -118,12 +120,17 @@ def job(
     queue: Any = None,
     priority: Any = None,
     isolation: Any = None,
+    preemptible: Any = None,
+    preemption_grace: Any = None,
 ) -> Any:
     """Declare a function that workers may run: `@dt.job`, `@dt.job(resources=dt.Resources(gpus=1), timeout="1h")`.
 
     The options are defaults for its jobs; `submit` overrides them. `isolation`: "process", "thread" or "async".
+    `preemptible`: may be ended for a job of higher priority, after `preemption_grace` to save its state.
     """
-    options = checked_job_options(JobOptions(resources, queue, priority, timeout, retries, isolation))
+    options = checked_job_options(
+        JobOptions(resources, queue, priority, timeout, retries, isolation, preemptible, preemption_grace)
+    )
     if function is UNSET:
         return functools.partial(_declared, options)
     return _declared(options, function)

@@ -1,7 +1,8 @@
 """Process of one job: forked by the fork server, calls the function, sends its end over a socket and exits.
 
 Frames to the worker: ("progress", fraction, message), ("ended", outcome, encoding, error, traceback, final, on GPU)
-with the result as body. From the worker: ("cancel",).
+with the result as body. ("looks", KIND) when
+the job first asks for a request. From the worker, the requests: ("cancel",), ("checkpoint",).
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     ThreadSetter = Callable[[int], object]
 
+CANCEL, CHECKPOINT = "cancel", "checkpoint"
+"""Kinds of requests of the worker."""
 CLEAN_EXIT_CODE = 0
 LEFT_PROCESSES_EXIT_CODE = 72
 PROGRESS_INTERVAL_S = 0.2
@@ -154,18 +157,22 @@ def _call(link: JobLink, call: JobCall) -> Ending:
         prepared.setup.worker,
         link.report,
         link.is_cancelled,
+        link.is_checkpoint_requested,
     )
     return call_job(function, call.payload, call.encoding, prepared.codec, job)
 
 
 class JobLink:
-    """The socket to the worker. `report` and `is_cancelled` may be called by any thread."""
+    """The socket to the worker. `report`, `is_cancelled` and `is_checkpoint_requested` may be called by any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._channel: Channel | None = None
         self._lock = threading.Lock()
-        self._cancelled = False
+        self._requests: set[str] = set()
+        """Kinds of requests that have come."""
+        self._looks: set[str] = set()
+        """Kinds of requests that the job has asked for."""
         self._progress: tuple[float | None, str | None] | None = None
         self._reporter: threading.Thread | None = None
         self._news: threading.Event | None = None
@@ -215,17 +222,26 @@ class JobLink:
             send_frame(self._sock, ("progress", *progress))
 
     def is_cancelled(self) -> bool:
+        return self._is_requested(CANCEL)
+
+    def is_checkpoint_requested(self) -> bool:
+        return self._is_requested(CHECKPOINT)
+
+    def _is_requested(self, kind: str) -> bool:
         with self._lock:
-            if not self._cancelled:
+            if kind not in self._requests:
+                if kind not in self._looks:
+                    self._looks.add(kind)
+                    with contextlib.suppress(OSError):
+                        send_frame(self._sock, ("looks", kind))
                 if self._channel is None:
                     self._channel = Channel(self._sock)
-                    with contextlib.suppress(OSError):
-                        send_frame(self._sock, ("looks",))
                 with contextlib.suppress(BlockingIOError):
                     frames, is_connected = self._channel.receive(DONT_WAIT)
-                    # the result is lost without the worker
-                    self._cancelled = not is_connected or any(frame.head == ("cancel",) for frame in frames)
-            return self._cancelled
+                    self._requests.update(str(frame.head[0]) for frame in frames)
+                    if not is_connected:  # the result is lost without the worker
+                        self._requests.add(CANCEL)
+            return kind in self._requests
 
 
 def ending_from_frame(head: Sequence[object], body: memoryview) -> Ending:

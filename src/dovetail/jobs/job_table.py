@@ -33,6 +33,9 @@ class JobTable(Protocol):
 
     def get(self, job_id: str) -> JobRecord | None: ...
 
+    def payload(self, record: JobRecord) -> bytes:
+        """Payload of a job; the record of `get` may be without it."""
+
     def put(self, record: JobRecord) -> None:
         """Insert or replace a job, in all indexes."""
 

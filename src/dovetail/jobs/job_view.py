@@ -38,6 +38,7 @@ def job_data(record: JobRecord, now_ms: int) -> dict[str, Any]:
         "waits_for": list(record.unmet) if record.state is JobState.BLOCKED else [],
         "timeout_ms": spec.timeout_ms,
         "isolation": spec.isolation,
+        "preemptible": spec.preemptible,
         "submitted_ms": record.submitted_ms,
         "due_ms": record.due_ms,
         "started_ms": record.started_ms,
@@ -48,6 +49,7 @@ def job_data(record: JobRecord, now_ms: int) -> dict[str, Any]:
         "progress": record.progress,
         "message": record.message,
         "cancel_requested": record.cancel_requested,
+        "preempted_for": record.preempted_for,
         "error": record.error,
         "attempts": [attempt_data(item) for item in record.attempts],
     }

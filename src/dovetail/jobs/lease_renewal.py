@@ -101,15 +101,16 @@ class LeaseRenewal:
                 attempt.reported = False
 
     def apply(self, reply: Reply) -> None:
-        """Stop attempts that were cancelled, and those whose lease is lost. An attempt that has just ended is not
-        running any more: its refused renewal means nothing."""
+        """Stop attempts that were cancelled or preempted, and those whose lease is lost. An attempt that has just ended
+        is not running any more: its refused renewal means nothing."""
         running = self._table.running
         for key in reply.refused:
             attempt = running.get((key.job_id, key.token))
             if attempt is not None:
                 self._stop(attempt, StopReason.LEASE_LOST, LEASE_LOST)
-        if reply.cancelled:
-            cancelled = set(reply.cancelled)
-            for attempt in list(running.values()):
-                if attempt.key[0] in cancelled:
-                    self._stop(attempt, StopReason.CANCELLED, "")
+        for ids, reason in ((reply.cancelled, StopReason.CANCELLED), (reply.preempted, StopReason.PREEMPTED)):
+            if ids:
+                chosen = set(ids)
+                for attempt in list(running.values()):
+                    if attempt.key[0] in chosen:
+                        self._stop(attempt, reason, "")

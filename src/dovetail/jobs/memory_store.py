@@ -211,6 +211,9 @@ class MemoryTable:
     def get(self, job_id: str) -> JobRecord | None:
         return self._records.get(job_id)
 
+    def payload(self, record: JobRecord) -> bytes:
+        return record.spec.payload
+
     def put(self, record: JobRecord) -> None:
         job_id = record.spec.id
         before = self._records.get(job_id)

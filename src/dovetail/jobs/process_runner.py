@@ -26,7 +26,7 @@ from dovetail.engines.local.memory_watch import LOCAL_FULL_SHARE, MemoryWatch
 from dovetail.engines.local.protocol import DONT_WAIT, Channel
 from dovetail.engines.local.worker_environment import THREAD_VARIABLES
 from dovetail.jobs.job import Outcome
-from dovetail.jobs.job_process import JobCall, ending_from_frame, server_environment
+from dovetail.jobs.job_process import CANCEL, CHECKPOINT, JobCall, ending_from_frame, server_environment
 from dovetail.jobs.running_attempt import RunningAttempt, StopReason, next_shape
 from dovetail.jobs.store import Completion
 from dovetail.machine.processes import private_bytes
@@ -344,7 +344,10 @@ class ProcessRunner:
                     case "progress":
                         process.attempt.report(frame.head[1], frame.head[2])
                     case "looks":
-                        process.looks_at_cancelled = True
+                        if frame.head[1] == CANCEL:
+                            process.looks_at_cancelled = True
+                        else:
+                            process.attempt.looks_at_checkpoint = True
                     case "ended":
                         process.ending = ending_from_frame(frame.head, frame.body)
             if not is_connected:
@@ -407,16 +410,20 @@ class ProcessRunner:
 
     def _stop(self, attempt: RunningAttempt, reason: StopReason, detail: str) -> None:
         process = self._by_key.get(attempt.key)
-        if not attempt.try_stop(reason, detail) or process is None:
+        is_new = attempt.try_stop(reason, detail)
+        if process is None or not (is_new or reason is StopReason.SHUTDOWN):
             return
         self._read_process(process)  # what it has sent until now
-        if reason is StopReason.CANCELLED and process.looks_at_cancelled and process.is_open:
+        preempted = reason is StopReason.PREEMPTED
+        looks = attempt.looks_at_checkpoint if preempted else process.looks_at_cancelled
+        grace_s = attempt.preemption_grace_s if preempted else self._kill_grace_s
+        if (preempted or reason is StopReason.CANCELLED) and looks and process.is_open:
             # if it does not end by itself, it is terminated; a job that never looks would only waste the grace
-            process.channel.put(("cancel",))
+            process.channel.put((CHECKPOINT if preempted else CANCEL,))
             process.channel.flush()
-            self._set_timer(self._kill_grace_s, process, "terminate")
+            self._set_timer(grace_s, process, "terminate")
         else:
-            self._terminate(process)
+            self._terminate(process, grace_s)
 
     def _set_timer(self, delay_s: float, process: JobProcess, what: str) -> None:
         heapq.heappush(self._timers, (time.monotonic() + delay_s, process.number, what))
@@ -431,12 +438,12 @@ class ProcessRunner:
             case "kill":
                 process.server.client.kill(process.number)
 
-    def _terminate(self, process: JobProcess) -> None:
-        """SIGTERM to the process group now, SIGKILL after the grace."""
+    def _terminate(self, process: JobProcess, grace_s: float | None = None) -> None:
+        """SIGTERM to the process group now, SIGKILL after the grace; None: that of the worker."""
         if not process.is_terminated:
             process.is_terminated = True
             process.server.client.kill(process.number, signal.SIGTERM)
-            self._set_timer(self._kill_grace_s, process, "kill")
+            self._set_timer(self._kill_grace_s if grace_s is None else grace_s, process, "kill")
 
     def _check(self, now: float) -> None:
         """Memory of jobs that have requested some, memory of the machine, and sizes of logs."""

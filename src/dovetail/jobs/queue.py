@@ -179,6 +179,8 @@ class Queue:
         retries: int | Retries | Mapping[str, Any] | None = ...,
         key: str | None = ...,
         isolation: str | None = ...,
+        preemptible: bool | None = ...,
+        preemption_grace: str | float | None = ...,
         kwargs: Mapping[str, Any] | None = ...,
         **named: Any,
     ) -> JobSchedule: ...
@@ -201,6 +203,8 @@ class Queue:
         at: datetime | str | float | None = ...,
         delay: str | float | None = ...,
         isolation: str | None = ...,
+        preemptible: bool | None = ...,
+        preemption_grace: str | float | None = ...,
         kwargs: Mapping[str, Any] | None = ...,
         **named: Any,
     ) -> Job: ...
@@ -223,6 +227,8 @@ class Queue:
         cron: Any = UNSET,
         timezone: Any = UNSET,
         isolation: Any = UNSET,
+        preemptible: Any = UNSET,
+        preemption_grace: Any = UNSET,
         kwargs: Any = None,
         **named: Any,
     ) -> Any:
@@ -239,6 +245,8 @@ class Queue:
         `if_dependency_fails`: "cancel" or "block". `at`: datetime (without zone: local time), ISO text or Unix seconds.
         `delay`: duration. `cron`: five fields or @daily, in `timezone` (default UTC); a function has one schedule,
         which another submission replaces, unless `key` names another. `isolation`: "process", "thread" or "async".
+        `preemptible`: may be ended, without a charge, for a job of higher priority, after `preemption_grace` (duration)
+        to save its state.
         """
         given = {
             "resources": resources,
@@ -254,6 +262,8 @@ class Queue:
             "cron": cron,
             "timezone": timezone,
             "isolation": isolation,
+            "preemptible": preemptible,
+            "preemption_grace": preemption_grace,
         }
         options = {name: value for name, value in given.items() if value is not UNSET}
         submission, keywords = prepare(function, options, named, self.default_queue, (args, kwargs), self.codec)

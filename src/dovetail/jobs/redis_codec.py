@@ -27,7 +27,7 @@ from dovetail.jobs.store import ClaimedJob, LeaseId, Offer, QueueSettings, Recei
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, QueueStats
+    from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, PreemptibleJob, QueueStats
     from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.shape import Shape
 
@@ -90,7 +90,17 @@ def _renewal_row(renewal: Any) -> tuple[object, ...]:
 
 
 def _claim_text(claim: Claim) -> str:
-    return f"{claim.slots},{_dumps(claim.queues)},{claim.placement_delay_ms}"
+    held = [_held_row(item) for item in claim.preemptible]
+    return f"{claim.slots},{_dumps(claim.queues)},{claim.placement_delay_ms},{_dumps(held)}"
+
+
+def _held_row(held: PreemptibleJob) -> tuple[object, ...]:
+    """As `preemption.lua` reads it. Cards are counted from 1 there."""
+    seats = [
+        (seat.cpu_milli, seat.memory_bytes, seat.custom, [(share.card + 1, *share[1:]) for share in seat.cards])
+        for seat in held.seats
+    ]
+    return held.job_id, held.token, held.slots, seats
 
 
 @lru_cache(SPECS_CACHED)
@@ -99,12 +109,13 @@ def _free_data(free: FreeResources) -> bytes:
 
 
 def reply_from(data: list[Any], request: Exchange) -> Reply:
-    now_ms, known, next_ms, refused, cancelled, schedules, numbers, texts = data
+    now_ms, known, next_ms, refused, cancelled, preempted, schedules, numbers, texts = data
     return Reply(
         now_ms,
         () if request.claim is None else _claimed_jobs(numbers, texts, now_ms + request.lease_ms),
         [LeaseId(to_text(job_id), token) for job_id, token in zip(refused[::2], refused[1::2], strict=True)],
         [to_text(job_id) for job_id in cancelled],
+        [to_text(job_id) for job_id in preempted],
         next_ms,
         sorted(map(_schedule_from, schedules), key=_name),
         bool(known),
@@ -152,7 +163,8 @@ def _cached_spec_parts(text: bytes) -> tuple[str, tuple[Any, ...]]:
 def record_from(data: list[Any]) -> JobRecord:
     """As `reply_of` in lookup.lua writes it."""
     job_id, text, payload, state, shape, submitted_ms, enqueued_ms, due_ms, token, attempt, counted_after = data[:11]
-    worker, started_ms, attempts, unmet, cancel, progress, message, result, encoding, error, finished_ms = data[11:]
+    worker, started_ms, attempts, unmet, cancel, progress, message, result, encoding, error, finished_ms = data[11:22]
+    [preempted_for] = data[22:]
     spec = spec_from_text(to_text(job_id), to_text(text), payload or b"")
     return JobRecord(
         spec=spec,
@@ -169,6 +181,7 @@ def record_from(data: list[Any]) -> JobRecord:
         attempts=tuple(map(_attempt_from, attempts)),
         unmet=tuple(map(to_text, unmet)),
         cancel_requested=bool(cancel),
+        preempted_for=None if preempted_for is None else to_text(preempted_for),
         progress=None if progress is None else float(progress),
         message=to_text(message),
         result=result,

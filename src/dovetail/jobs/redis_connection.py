@@ -40,18 +40,20 @@ CONNECT_TIMEOUT_S = 5.0
 MIN_SERVER_VERSION = (7, 0)
 FUNCTIONS = Path(__file__).parent / "redis_functions"
 FUNCTION_FILES = (
-    "order",
-    "fit",
-    "records",
-    "buckets",
-    "machine",
-    "shares",
-    "placement",
-    "claim",
-    "lookup",
-    "purge",
-    "steps",
-    "functions",
+    *(
+        "order",
+        "fit",
+        "records",
+        "buckets",
+        "machine",
+        "shares",
+        "placement",
+        "offers",
+        "preemption",
+        "claim",
+        "lookup",
+    ),
+    *("purge", "steps", "functions"),
 )
 SHAPES_CACHED = 1_000
 FREE_VECTORS_CACHED = 5_000

@@ -27,6 +27,7 @@ MEMORY_GROWTH = 2
 PEAK_HEADROOM_PERCENT = 150
 """Percentage of the peak that is requested if a job had requested no memory, or less."""
 
+NOT_PREEMPTED = "JobPreempted was raised, but dt.current_job().checkpoint_requested was not true"
 AttemptKey = tuple[str, int]
 """Job id and fencing token."""
 
@@ -40,6 +41,8 @@ class StopReason(Enum):
     LEASE_LOST = "lease lost"
     """The store refused a renewal: another worker runs the job. There is nothing to complete."""
     SHUTDOWN = "shutdown"
+    PREEMPTED = "preempted"
+    """A job of higher priority needs the room."""
 
     @property
     def outcome(self) -> Outcome:
@@ -53,6 +56,7 @@ _OUTCOMES = {
     StopReason.LEASE_LOST: Outcome.LOST,
     # recorded in the history of the job, and never counted against its retries
     StopReason.SHUTDOWN: Outcome.PREEMPTED,
+    StopReason.PREEMPTED: Outcome.PREEMPTED,
 }
 
 
@@ -65,6 +69,7 @@ class RunningAttempt:
         "has_begun",
         "isolation",
         "key",
+        "looks_at_checkpoint",
         "message",
         "pid",
         "progress",
@@ -95,6 +100,8 @@ class RunningAttempt:
         """Whether its code runs. Until then it can be given back without a charge."""
         self.stop_reason: StopReason | None = None
         self.stop_detail = ""
+        self.looks_at_checkpoint = False
+        """Whether the job has asked if it is to save its state: then it may end by itself."""
         self.pid: int | None = None
         self.progress: float | None = None
         self.message: str | None = None
@@ -112,10 +119,28 @@ class RunningAttempt:
     def is_stopping(self) -> bool:
         return self.stop_reason is not None
 
+    def is_cancelled(self) -> bool:
+        """Whether its code should stop without saving its state for the next attempt."""
+        return self.stop_reason not in (None, StopReason.PREEMPTED)
+
+    def is_checkpoint_requested(self) -> bool:
+        """Asked by its code. Thread: any."""
+        self.looks_at_checkpoint = True
+        return self.stop_reason is StopReason.PREEMPTED
+
+    @property
+    def preemption_grace_s(self) -> float:
+        return self.spec.preemption_grace_ms / 1000
+
     def try_stop(self, reason: StopReason, detail: str = "") -> bool:
-        """Record why it is to end. The first reason counts, but nothing may be completed after the lease is lost.
+        """Record why it is to end. The first reason counts, but nothing may be completed after the lease is lost, and a
+        cancelled job saves no state for another attempt.
         False: it was ending for this reason, or another one, already."""
-        if self.stop_reason is None or reason is StopReason.LEASE_LOST:
+        if (
+            self.stop_reason is None
+            or reason is StopReason.LEASE_LOST
+            or (reason is StopReason.CANCELLED and self.stop_reason is StopReason.PREEMPTED)
+        ):
             is_new = self.stop_reason is not reason
             self.stop_detail = self.stop_detail if self.stop_reason else detail
             self.stop_reason = reason
@@ -130,8 +155,10 @@ class RunningAttempt:
         if outcome is Outcome.SUCCEEDED:
             job_id, token = self.key
             return Completion(job_id, token, outcome, ending.result, ending.encoding, cpu_ms=cpu_ms)
-        if self.stop_reason is not None and outcome is Outcome.ERROR and not ending.final:
+        if self.stop_reason is not None and outcome in (Outcome.ERROR, Outcome.PREEMPTED) and not ending.final:
             return self.stopped(cpu_ms=cpu_ms, traceback=ending.traceback)
+        if outcome is Outcome.PREEMPTED:
+            outcome, ending = Outcome.ERROR, ending._replace(error=NOT_PREEMPTED)
         shape = next_shape(self.shape, on_gpu=ending.on_gpu) if outcome is Outcome.OUT_OF_MEMORY else None
         return Completion(
             *self.key,
@@ -175,6 +202,8 @@ class RunningAttempt:
                 return f"it did not end within its timeout of {self.timeout_s:g} s"
             case StopReason.SHUTDOWN:
                 return "its worker was stopped; this attempt does not count"
+            case StopReason.PREEMPTED:
+                return "it made room for a job of higher priority; this attempt does not count"
             case StopReason.CANCELLED:
                 return ""
             case _:

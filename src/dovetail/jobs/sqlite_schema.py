@@ -62,7 +62,8 @@ CREATE TABLE jobs (
     key TEXT,
     function TEXT NOT NULL,
     schedule TEXT,
-    attempts TEXT
+    attempts TEXT,
+    preempted_for TEXT
 );
 CREATE INDEX jobs_by_state ON jobs (state, id);
 CREATE INDEX ready_jobs ON jobs (bucket, order_key, id, enqueued_ms) WHERE state = {READY};

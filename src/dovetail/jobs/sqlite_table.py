@@ -51,7 +51,7 @@ Row = tuple[Any, ...]
 JOB_COLUMNS = (
     "seq, id, state, bucket, submitted_ms, enqueued_ms, due_ms, token, attempt, counted_after, worker, started_ms,"
     " finished_ms, cancel_requested, progress, message, result_encoding, error, unmet, attempts,"
-    " bytes"
+    " bytes, preempted_for"
 )
 _INSERT = """INSERT INTO jobs (
     seq, id, state, bucket, order_key, submitted_ms, enqueued_ms, due_ms, token, attempt, counted_after, worker,
@@ -60,8 +60,9 @@ _INSERT = """INSERT INTO jobs (
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _UPDATE = """UPDATE jobs SET state = ?, bucket = ?, order_key = ?, enqueued_ms = ?, due_ms = ?, token = ?, attempt = ?,
     counted_after = ?, worker = ?, started_ms = ?, finished_ms = ?, cancel_requested = ?, progress = ?, message = ?,
-    result_encoding = ?, error = ?, unmet = ?, attempts = ?, bytes = ? WHERE seq = ?"""
-_RENEW = "UPDATE jobs SET due_ms = ?, progress = ?, message = ?, cancel_requested = ?, error = ? WHERE seq = ?"
+    result_encoding = ?, error = ?, unmet = ?, attempts = ?, bytes = ?, preempted_for = ? WHERE seq = ?"""
+_RENEW = """UPDATE jobs SET due_ms = ?, progress = ?, message = ?, cancel_requested = ?, error = ?,
+    preempted_for = ? WHERE seq = ?"""
 _COUNT = """INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT (state, bucket) DO UPDATE SET jobs = jobs + excluded.jobs"""
 _HEADS = f"""SELECT {JOB_COLUMNS} FROM jobs WHERE seq IN (SELECT (
     SELECT seq FROM jobs AS ready WHERE ready.state = {READY} AND ready.bucket = counts.bucket
@@ -131,6 +132,12 @@ class SqliteTable:
         if job_id not in self._records:
             self._read([job_id])
         return self._records[job_id]
+
+    def payload(self, record: JobRecord) -> bytes:
+        self.flush()
+        query = "SELECT payload FROM contents WHERE seq = ?"
+        [payload] = self._db.execute(query, (self._seqs[record.spec.id],)).fetchone()
+        return bytes(payload)
 
     def put(self, record: JobRecord) -> None:
         job_id = record.spec.id
@@ -363,12 +370,21 @@ class SqliteTable:
             *(state, bucket, order_of(record)[0], record.enqueued_ms, record.due_ms, record.token, record.attempt),
             *(record.counted_after, record.worker, record.started_ms, record.finished_ms, record.cancel_requested),
             *(record.progress, record.message, record.result_encoding, record.error, _unmet_text(record)),
-            *(_attempts_text(record), self._payload_bytes[job_id] + len(record.result or b""), self._seqs[job_id]),
+            *(_attempts_text(record), self._payload_bytes[job_id] + len(record.result or b""), record.preempted_for),
+            self._seqs[job_id],
         )
 
     def _renewal_row(self, record: JobRecord) -> Row:
         seq = self._seqs[record.spec.id]
-        return record.due_ms, record.progress, record.message, record.cancel_requested, record.error, seq
+        return (
+            record.due_ms,
+            record.progress,
+            record.message,
+            record.cancel_requested,
+            record.error,
+            record.preempted_for,
+            seq,
+        )
 
     def _insert(self, rows: list[Row]) -> None:
         first = self._take_numbers("next_seq", len(rows))
@@ -577,6 +593,7 @@ def record_of(row: Row, spec: JobSpec, shape: Shape, result: bytes | None = None
         error=row[17],
         unmet=tuple(json.loads(row[18])) if row[18] else (),
         attempts=attempts_from_text(row[19]) if row[19] else (),
+        preempted_for=row[21],
         result=result,
     )
 

@@ -120,6 +120,13 @@ def cancelled(now_ms: int, record: JobRecord, reason: str = "") -> JobRecord:
     return _finished(now_ms, record, JobState.CANCELLED, error=reason)
 
 
+def preemption_requested(record: JobRecord, job_id: str) -> JobRecord:
+    """Marked so that its worker ends it, to make room for another job."""
+    assert record.state is JobState.LEASED, record.state
+    assert record.spec.preemptible, record.id
+    return replace(record, preempted_for=job_id)
+
+
 def dependency_succeeded(now_ms: int, record: JobRecord, job_id: str) -> JobRecord:
     """A job that this one waits for has succeeded."""
     unmet = tuple(other for other in record.unmet if other != job_id)
@@ -241,4 +248,4 @@ def _dependency_error(job_id: str) -> str:
 
 def _moved(record: JobRecord, state: JobState, **changes: Any) -> JobRecord:
     assert state in LEGAL_MOVES[record.state], f"job {record.id}: illegal move from {record.state} to {state}"
-    return replace(record, state=state, **changes)
+    return replace(record, state=state, preempted_for=None, **changes)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dovetail.resources.free_resources import FreeResources
+    from dovetail.resources.seat import Seat
     from dovetail.resources.shape import Shape
 
 SCHEMA_VERSION = 1
@@ -109,6 +110,17 @@ class LeaseId(NamedTuple):
     token: int
 
 
+class PreemptibleJob(NamedTuple):
+    """A preemptible job that a worker runs, and what its end would free there."""
+
+    job_id: str
+    token: int
+    seats: tuple[Seat, ...] = ()
+    """Empty: it declares no resources."""
+    slots: int = 1
+    """Slots of `Claim.slots` that become free."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What a worker can take now."""
@@ -121,6 +133,8 @@ class Claim:
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
     placement_delay_ms: int = 0
     """How long a job is left to a worker that should rather run it (`claim_policy`); 0: not at all."""
+    preemptible: tuple[PreemptibleJob, ...] = ()
+    """Preemptible jobs that run on the worker, those whose preemption is requested included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +182,9 @@ class Reply:
     """Completions and renewals whose lease is not valid any more: stop their attempts; their results are dropped."""
     cancelled: Sequence[str] = ()
     """Of the jobs renewed: those whose cancellation is requested."""
+    preempted: Sequence[str] = ()
+    """Jobs of the worker to end for others: those whose preemption this claim requests, and of the jobs renewed those
+    for which it was requested before."""
     next_ms: int | None = None
     """When the next scheduled job is due, a lease expires or a schedule fires; ask again then. None: no such time.
     Given if the exchange had a claim."""
@@ -345,8 +362,13 @@ class Store(Protocol):
         3. the heartbeat of the worker;
         4. if there is a claim: expired leases and scheduled jobs whose time has come, up to `DUE_PER_STEP`, earliest
            first;
-        5. the claim. Queues that are paused or at their limit give nothing. What is left of the worker's slots and free
-           resources is kept as its offer, if it is registered.
+        5. the claim. Queues that are paused or at their limit give nothing;
+        6. preemption (`preemption.py`): if the first job of a bucket fits on no live worker, and would fit on this one
+           after the end of preemptible jobs of lower priority there, their end is requested. Until it is claimed, this
+           claim and those that see these jobs end leave room for it.
+
+        What is left of the worker's slots and free resources is kept as its offer, if it is registered; it offers no
+        slots while it keeps room.
 
         After a broken connection the same exchange can be repeated: completions count once. Jobs that were claimed
         by a lost reply are run again when their lease expires.

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import UNSET, Change, ConfigError, Problem, Subject, nearest_word, short_repr
-from dovetail.jobs.job import DEFAULT_QUEUE, DependencyPolicy, JobSpec
+from dovetail.jobs.job import DEFAULT_PREEMPTION_GRACE_MS, DEFAULT_QUEUE, DependencyPolicy, JobSpec
 from dovetail.jobs.job_function import (
     NOT_A_FUNCTION,
     REFERENCE_LIMIT_CHARS,
@@ -149,6 +149,8 @@ def _template(reference: str, given: Mapping[str, Any], default_queue: str) -> J
         delay_ms=(to_ms(given["delay"]) or 0) if given.get("delay") else 0,
         timeout_ms=to_ms(given.get("timeout")),
         isolation=given.get("isolation"),
+        preemptible=given.get("preemptible", False),
+        preemption_grace_ms=to_ms(given.get("preemption_grace")) or DEFAULT_PREEMPTION_GRACE_MS,
     )
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.fields import (
+    FLAG,
     Field,
     Mistake,
     Record,
@@ -202,6 +203,8 @@ _JOB_FIELDS = (
     Field("timeout", DURATION, "Limit of one attempt."),
     Field("retries", RETRIES_VALUE, "How often it is run again."),
     Field("isolation", choice(ISOLATIONS), "Where it runs: in a process of its own, a thread or an event loop."),
+    Field("preemptible", FLAG, "Whether it may be ended, without a charge, for a job of higher priority.", False),
+    Field("preemption_grace", DURATION, "Time to save its state before that.", "30s"),
 )
 JOB_OPTIONS = Record("Job", 'Options of a function: `@dt.job(timeout="1h")`.', _JOB_FIELDS)
 SUBMIT_OPTIONS = Record(
@@ -237,6 +240,8 @@ class JobOptions:
     timeout: str | float | None = None
     retries: int | Retries | Mapping[str, Any] | None = None
     isolation: str | None = None
+    preemptible: bool | None = None
+    preemption_grace: str | float | None = None
 
     @property
     def given(self) -> dict[str, Any]:

@@ -76,7 +76,8 @@ class ThreadRunner:
                     spec.queue,
                     worker,
                     attempt.report,
-                    attempt.is_stopping,
+                    attempt.is_cancelled,
+                    attempt.is_checkpoint_requested,
                 )
                 try:
                     ending = call_job(attempt.function, spec.payload, spec.encoding, codec, job)

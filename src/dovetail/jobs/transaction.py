@@ -14,6 +14,7 @@ from dovetail.jobs.claim_policy import PASS_KEPT_MS, OtherWorkers, QueueShares, 
 from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.job import REQUEUEABLE, JobState, Outcome
 from dovetail.jobs.ordering import order_of
+from dovetail.jobs.preemption import Candidate, KeptRoom, Room, choose_preempted
 from dovetail.jobs.store import (
     DUE_PER_STEP,
     PLAIN_QUEUE,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from dovetail.jobs.admission import Admission
     from dovetail.jobs.job import JobRecord, JobSpec
     from dovetail.jobs.job_table import Bucket, JobTable
-    from dovetail.jobs.store import Claim, Exchange, JobFilter, QueueSettings, WorkerInfo
+    from dovetail.jobs.store import Claim, Exchange, JobFilter, OfferingWorker, QueueSettings, WorkerInfo
     from dovetail.resources.free_resources import FreeResources
 
 LEASE_EXPIRED = "the lease expired: its worker was killed, stopped or cut off"
@@ -54,6 +55,23 @@ class Effects:
     """A schedule or a pause changed."""
 
 
+@dataclass(slots=True)
+class ClaimState:
+    """A claim while it is decided."""
+
+    worker: str
+    claim: Claim
+    lease_ms: int
+    queues: list[str]
+    """Those that give jobs, each once."""
+    shares: QueueShares
+    room: Room
+    """What is left of the worker."""
+    kept: KeptRoom | None = None
+    """Room that is kept for jobs that others are ended for."""
+    claimed: list[ClaimedJob] = field(default_factory=list)
+
+
 class Transaction:
     """One atomic step at one time."""
 
@@ -66,6 +84,10 @@ class Transaction:
         self._others: OtherWorkers | None = None
         self._retry_ms: int | None = None
         """When a claim takes jobs that it has left to other workers."""
+        self._preemptors: set[str] = set()
+        """Jobs for which others have ended in this step."""
+        self._preempted: list[str] = []
+        """Jobs of the worker that are to end for others."""
 
     # --- steps of submitters
 
@@ -114,19 +136,20 @@ class Transaction:
             self._put(state_machine.renewed(self.now_ms, record, request.lease_ms, renewal.progress, renewal.message))
             if record.cancel_requested:
                 cancelled.append(record.id)
+            if record.preempted_for is not None:
+                self._preempted.append(record.id)
         if request.claim is None:
             known = self._table.heartbeat(request.worker, self.now_ms, None)
-            return Reply(self.now_ms, (), refused, cancelled, known=known)
+            return Reply(self.now_ms, (), refused, cancelled, self._preempted, known=known)
         self._handle_due()
-        claimed, free = self._claim(request.worker, request.claim, request.lease_ms)
-        slots = request.claim.slots - len(claimed)
-        offer = Offer(self.now_ms, request.lease_ms, slots, shared_free(free))
+        claimed, room = self._claim(request.worker, request.claim, request.lease_ms)
+        offer = Offer(self.now_ms, request.lease_ms, room.slots, shared_free(room.free))
         known = self._table.heartbeat(request.worker, self.now_ms, offer)
         schedules = self._table.schedules()
         due = [schedule for schedule in schedules if schedule.next_ms <= self.now_ms]
         times = [self._table.next_due_ms(), self._retry_ms, *(schedule.next_ms for schedule in schedules)]
         next_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
-        return Reply(self.now_ms, claimed, refused, cancelled, next_ms, due, known)
+        return Reply(self.now_ms, claimed, refused, cancelled, self._preempted, next_ms, due, known)
 
     def register_worker(self, worker: WorkerInfo) -> None:
         for other in self._table.workers():
@@ -214,6 +237,8 @@ class Transaction:
         if record is None:
             known = self._table.get(completion.job_id)
             return known is not None and state_machine.is_repeated(known, completion, request.worker)
+        if record.preempted_for is not None:
+            self._preemptors.add(record.preempted_for)
         self._put(state_machine.completed(self.now_ms, record, completion))
         return True
 
@@ -225,42 +250,126 @@ class Transaction:
                 lost = Completion(record.id, record.token, Outcome.LOST, error=LEASE_EXPIRED)
                 self._put(state_machine.expired(self.now_ms, record, lost))
 
-    def _claim(self, worker: str, claim: Claim, lease_ms: int) -> tuple[list[ClaimedJob], FreeResources]:
-        """The claimed jobs, and what they leave free."""
-        settings = self._settings
+    def _claim(self, worker: str, claim: Claim, lease_ms: int) -> tuple[list[ClaimedJob], Room]:
+        """The claimed jobs, and the room that they leave for others."""
         queues = [queue for queue in dict.fromkeys(claim.queues) if not self._settings_of(queue).paused]
-        if claim.slots <= 0 or not queues:
-            return [], claim.free
-        buckets = self._table.buckets(queues, claim.slots)
-        shares = QueueShares(queues, settings, self._table.leased_jobs)
+        room = Room(claim.slots, claim.free)
+        if not queues or (claim.slots <= 0 and not claim.preemptible):
+            return [], room
+        shares = QueueShares(queues, self._settings, self._table.leased_jobs)
+        state = ClaimState(worker, claim, lease_ms, queues, shares, room)
+        candidates = self._preemption_candidates(state)
+        self._keep_room(state, candidates)
+        if state.kept is not None:
+            self._claim_kept(state, state.kept)
+        if state.room.slots > 0:
+            self._claim_in_order(state)
+        if candidates:
+            self._preempt(state, candidates)
+        is_kept = state.kept is not None and state.kept.waiting
+        return state.claimed, state.room._replace(slots=0) if is_kept else state.room
+
+    def _claim_in_order(self, state: ClaimState) -> None:
+        """Claim the first jobs of buckets in order, as long as they fit."""
+        shares, kept = state.shares, state.kept
+        buckets = self._table.buckets(state.queues, state.room.slots)
         groups = _groups(buckets, shares)
-        claimed: list[ClaimedJob] = []
-        free = claim.free
-        while groups and len(claimed) < claim.slots:
+        while groups and state.room.slots > 0:
             group = shares.next_group(groups)
             heads = groups[group]
             bucket = buckets[heads[0][1]]
             record = bucket.peek()
             assert record is not None
             queue = record.spec.queue
-            remaining = None if shares.is_full(queue) else self._admission.take(record.shape, free)
-            if remaining is None or self._is_left_to_another(worker, claim, record, free):
+            remaining = None if shares.is_full(queue) else state.room.after_start(record, self._admission)
+            if (
+                remaining is None
+                or (kept is not None and not kept.has_room_after(remaining))
+                or self._is_left_to_another(state.worker, state.claim, record, state.room.free)
+            ):
                 _pop_head(groups, group)
                 continue
-            free = remaining
+            state.room = remaining
             bucket.pop()
-            shares.count(queue)
-            after = state_machine.claimed(self.now_ms, record, worker, lease_ms)
-            self._put(after)
-            lease = after.lease
-            assert lease is not None
-            claimed.append(ClaimedJob(after.spec, after.shape, lease))
+            state.claimed.append(self._lease(state, record))
             following = bucket.peek()
             if following is None:
                 _pop_head(groups, group)
             else:
                 heapreplace(heads, (order_of(following), heads[0][1]))
-        return claimed, free
+
+    def _lease(self, state: ClaimState, record: JobRecord) -> ClaimedJob:
+        state.shares.count(record.spec.queue)
+        after = state_machine.claimed(self.now_ms, record, state.worker, state.lease_ms)
+        self._put(after)
+        lease = after.lease
+        assert lease is not None
+        return ClaimedJob(after.spec, after.shape, lease)
+
+    # --- preemption
+
+    def _preemption_candidates(self, state: ClaimState) -> list[Candidate]:
+        """The preemptible jobs that the worker runs."""
+        self._table.prefetch([held.job_id for held in state.claim.preemptible])
+        found = ((held, self._leased(held.job_id, held.token)) for held in state.claim.preemptible)
+        return [
+            Candidate(record, held)
+            for held, record in found
+            if record is not None and record.worker == state.worker and record.spec.preemptible
+        ]
+
+    def _keep_room(self, state: ClaimState, candidates: Sequence[Candidate]) -> None:
+        """Keep room for jobs that others are ended for."""
+        preemptors = {one.record.preempted_for for one in candidates if one.record.preempted_for} | self._preemptors
+        if not preemptors:
+            return
+        self._table.prefetch(sorted(preemptors))
+        waiting = [
+            record
+            for job_id in sorted(preemptors)
+            if (record := self._table.get(job_id))
+            and record.state is JobState.READY
+            and record.spec.queue in state.queues
+            and not state.shares.is_full(record.spec.queue)
+        ]
+        state.kept = KeptRoom(self._admission, waiting, _ending(candidates), state.room)
+
+    def _claim_kept(self, state: ClaimState, kept: KeptRoom) -> None:
+        """Claim the jobs for which room was kept, if they fit now."""
+        is_full = state.shares.is_full
+        while (started := kept.take_startable(state.room, lambda record: not is_full(record.spec.queue))) is not None:
+            record, state.room = started
+            job = self._lease(state, record)
+            state.claimed.append(job._replace(spec=replace(job.spec, payload=self._table.payload(record))))
+
+    def _has_offer(self, record: JobRecord, others: Sequence[OfferingWorker]) -> bool:
+        """Whether a job fits on another live worker now."""
+        return any(
+            record.spec.queue in other.queues
+            and other.offer.slots > 0
+            and self._admission.take(record.shape, other.offer.free) is not None
+            for other in others
+        )
+
+    def _preempt(self, state: ClaimState, candidates: Sequence[Candidate]) -> None:
+        """Request the end of jobs for the first jobs of buckets that fit on no worker."""
+        ending, running = _ending(candidates), [one for one in candidates if not _is_ending(one)]
+        if not running:
+            return
+        kept = state.kept = state.kept or KeptRoom(self._admission, (), ending, state.room)
+        waiting = {record.id for record in kept.waiting}
+        others = [other for other in self._table.offering_workers(self.now_ms) if other.id != state.worker]
+        queues = [queue for queue in state.queues if not state.shares.is_full(queue)]
+        heads = [record for bucket in self._table.buckets(queues, 1) if (record := bucket.peek())] if queues else []
+        for head in sorted(heads, key=order_of):
+            later = None if head.id in waiting or self._has_offer(head, others) else kept.left(state.room)
+            chosen = [] if later is None else choose_preempted(self._admission, head, later, running)
+            for candidate in chosen:
+                self._put(state_machine.preemption_requested(candidate.record, head.id))
+                self._preempted.append(candidate.record.id)
+                running.remove(candidate)
+            if chosen:
+                kept.keep(head, chosen)
 
     def _is_left_to_another(self, worker: str, claim: Claim, record: JobRecord, free: FreeResources) -> bool:
         """Whether a claim passes over a job that fits, and wakes a worker that should rather run it."""
@@ -349,6 +458,14 @@ def _pop_head(groups: dict[str, Heads], group: str) -> None:
     heappop(groups[group])
     if not groups[group]:
         del groups[group]
+
+
+def _is_ending(candidate: Candidate) -> bool:
+    return candidate.record.cancel_requested or candidate.record.preempted_for is not None
+
+
+def _ending(candidates: Sequence[Candidate]) -> list[Candidate]:
+    return [one for one in candidates if _is_ending(one)]
 
 
 def _declaration(schedule: Schedule) -> tuple[object, ...]:

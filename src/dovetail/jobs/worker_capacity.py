@@ -155,6 +155,10 @@ class WorkerCapacity:
         self.running += 1
         return True, seat
 
+    def slots_of(self, seat: Seat | None) -> int:
+        """How many more `free_slots` there are when a job with this seat has ended."""
+        return 1 if self._slots is not None or seat is None else 0
+
     def _apply_releases(self) -> None:
         released = self._released
         while released:

@@ -23,7 +23,7 @@ from dovetail.jobs.job import Outcome
 from dovetail.jobs.job_call import refusal_ending
 from dovetail.jobs.running_attempt import RunningAttempt, StopReason
 from dovetail.jobs.schedule import fire_schedule
-from dovetail.jobs.store import Claim, Completion, Exchange, StoreUnavailableError
+from dovetail.jobs.store import Claim, Completion, Exchange, PreemptibleJob, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +97,8 @@ class WorkerLoop:
         self._retry_s = FIRST_RETRY_S
         self._wakeup = Event()
         self._claims_paused_until = 0.0
+        self._has_preemptible = False
+        """Whether a preemptible attempt may be running."""
         self._was_woken = False
         """Whether the store has ended a wait while attempts run: the reason may be a cancellation, which a renewal
         finds."""
@@ -194,10 +196,10 @@ class WorkerLoop:
             self._was_woken = False
             renewals = tuple(self._renewal.collect())
         may_claim = not draining and time.monotonic() >= self._claims_paused_until
-        slots = self._capacity.free_slots() if may_claim else 0
+        slots, preemptible = (self._capacity.free_slots(), self._preemptible()) if may_claim else (0, ())
         # also without slots, so that the store knows that this worker takes nothing
         options = self._options
-        claim = Claim(slots, self._capacity.free(), options.queues, options.placement_delay_ms)
+        claim = Claim(slots, self._capacity.free(), options.queues, options.placement_delay_ms, preemptible)
         request = Exchange(self._worker, completions, renewals, claim, options.lease_ms)
         try:
             reply = self._store.exchange(request)
@@ -209,7 +211,7 @@ class WorkerLoop:
             return None
         self._on_store_reached()
         self._on_reply(reply, completions)
-        if renewals:
+        if renewals or reply.preempted:
             self._renewal.apply(reply)
         may_claim_more = may_claim and len(reply.claimed) == slots and self._capacity.free_slots() > 0
         return None if may_claim_more else reply
@@ -290,6 +292,7 @@ class WorkerLoop:
                 )
                 continue
             self._table.running[attempt.key] = attempt
+            self._has_preemptible = self._has_preemptible or attempt.spec.preemptible
             starting.setdefault(attempt.isolation, []).append(attempt)
         for isolation, attempts in starting.items():
             self._runners[isolation].start(attempts)
@@ -303,6 +306,20 @@ class WorkerLoop:
         timeout_s = timeout_of(spec, function, self._options.job_timeout_s)
         isolation = isolation_of(spec, job.shape, function, self._options)
         return RunningAttempt(job, seat, function, isolation, None if isolation == "thread" else timeout_s)
+
+    def _preemptible(self) -> tuple[PreemptibleJob, ...]:
+        """The preemptible jobs that run, and what their end would free."""
+        if not self._has_preemptible:
+            return ()
+        found = [attempt for attempt in list(self._table.running.values()) if attempt.spec.preemptible]
+        self._has_preemptible = bool(found)
+        return tuple(
+            PreemptibleJob(
+                *attempt.key, () if attempt.seat is None else (attempt.seat,), self._capacity.slots_of(attempt.seat)
+            )
+            for attempt in found
+            if attempt.stop_reason in (None, StopReason.PREEMPTED, StopReason.CANCELLED)
+        )
 
     # --- the end
 

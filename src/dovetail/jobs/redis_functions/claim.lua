@@ -75,7 +75,7 @@ local function start_bucket(stream, head)
 end
 
 -- Queues that are not paused, each once.
-local function served_queues(queues)
+function claim.served_queues(queues)
   local served, seen = {}, {}
   for _, queue in ipairs(queues) do
     local settings = step.queues[queue]
@@ -162,12 +162,19 @@ local function write_buckets(started)
   for queue, heads in pairs(added) do call_with('ZADD', step.prefix .. 'heads:' .. queue, heads) end
 end
 
--- Ids and shapes of the jobs to claim, in order, and the free vector behind them. They are not in their buckets any more.
-local function take(slots, given, queues, choice)
-  local free = fit.copy(given)
-  local refused, started = {}, {}
-  local served = served_queues(queues)
-  local share = shares.start(served)
+-- Whether a job of this shape leaves the room that is kept for others, or does not fit anyway. `without`: names of
+-- buckets that do not.
+local function has_kept_room(kept, slots, free, shape, without, name)
+  if without[name] then return false end
+  local left = fit.copy(free)
+  if fit.take(shape, left) and not preemption.has_room(kept, slots, left) then without[name] = true end
+  return not without[name]
+end
+
+-- Ids and shapes of the jobs to claim, in order, which are taken from the free resources. They are not in their buckets
+-- any more. `share`: state of `shares`. `kept`: room for other jobs, or nil.
+local function take(slots, free, served, share, choice, kept)
+  local refused, started, without = {}, {}, {}
   local groups = start_groups(served, slots, share)
   local taken, texts = {}, {}
   while #taken < slots do
@@ -176,7 +183,9 @@ local function take(slots, given, queues, choice)
     local bucket = group.following
     local shape = bucket.shape
     group.following = nil
-    if shares.is_full(share, bucket.queue) then
+    local name = kept and bucket.queue .. '\0' .. shape.text
+    local has_room = not kept or refused[shape] or has_kept_room(kept, slots - #taken - 1, free, shape, without, name)
+    if shares.is_full(share, bucket.queue) or not has_room then
       -- it gives no more jobs
     elseif not refused[shape] and not placement.leaves(choice, order.id_of_rank(bucket.rank), bucket.queue, shape, free) then
       if fit.take(shape, free) then
@@ -194,19 +203,25 @@ local function take(slots, given, queues, choice)
     end
   end
   write_buckets(started)
-  return taken, texts, free.is_changed and fit.text(free) or given.text
+  return taken, texts
 end
 
--- Claim jobs. Answer their texts (id, specification, payload and shape of each) and numbers (their lengths, fencing
--- token and attempt of each, as integers of four bytes; a length of -1: the text of the job before), the free vector that
--- they leave, the slots, and when jobs are taken that were left to other workers.
-function claim.run(worker, slots, free, queues, lease_ms, delay_ms)
+-- Claim jobs of these queues, which are not paused. Answer their texts (id, specification, payload and shape of each) and
+-- numbers (their lengths, fencing token and attempt of each, as integers of four bytes; a length of -1: the text of the
+-- job before), the free resources that they leave, the slots, and when jobs are taken that were left to other workers.
+-- `kept`: room for jobs that others are ended for, which are claimed first; nil: none.
+function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept)
   local due_ms = records.time_text(step.now_ms + lease_ms)
   local texts, numbers, jobs_of = {}, {}, {}
-  if slots <= 0 then return texts, numbers, free.text, slots, math.huge end
+  if slots <= 0 then return texts, numbers, given, slots, math.huge end
   local place, count, last_text, last_shape = 0, 0, nil, nil
   local choice = placement.start(worker, delay_ms)
-  local taken, shapes, left = take(slots, free, queues, choice)
+  local free = fit.copy(given)
+  free.text = given.text
+  local taken, shapes = preemption.take_startable(kept, slots, free, share)
+  buckets.write()
+  local more, more_shapes = take(slots - #taken, free, served, share, choice, kept)
+  for position = 1, #more do taken[#taken + 1], shapes[#shapes + 1] = more[position], more_shapes[position] end
   for position = 1, #taken do
     local id, shape = taken[position], shapes[position]
     local queue, token, attempt, text, payload = records.claim_plain(id, worker)
@@ -240,5 +255,5 @@ function claim.run(worker, slots, free, queues, lease_ms, delay_ms)
   end
   for queue, jobs in pairs(jobs_of) do machine.count_claimed(worker, queue, jobs) end
   for position = 1, count do numbers[position] = struct.pack('>i4', numbers[position]) end
-  return texts, numbers, left, slots - #taken, choice.until_ms
+  return texts, numbers, free, slots - #taken, choice.until_ms
 end

@@ -272,6 +272,19 @@ function fit.fits(shape, free)
   return shape.is_plain or free_shares(shape, free) ~= nil
 end
 
+-- Give back a seat: CPUs, memory, custom resources (name, amount) and shares of cards (index, milli, memory, codecs).
+function fit.give_back(seat, free)
+  free.cpu_milli, free.memory_bytes = free.cpu_milli + seat[1], free.memory_bytes + seat[2]
+  for _, item in ipairs(seat[3]) do
+    if free.custom[item[1]] then free.custom[item[1]] = free.custom[item[1]] + item[2] end
+  end
+  for _, share in ipairs(seat[4]) do
+    local card = free.cards[share[1]]
+    card.milli, card.memory_bytes = card.milli + share[2], card.memory_bytes + share[3]
+    card.nvdecs, card.nvencs = card.nvdecs + share[4], card.nvencs + share[5]
+  end
+end
+
 -- Take the first assignment from the free resources; false, and nothing is taken, if the shape does not fit.
 function fit.take(shape, free)
   if shape.is_plain then return true end

@@ -28,7 +28,7 @@ local function reply_of(record, with_contents)
     record.worker or false, record.started_ms or false, attempts_of(record, with_contents), record.unmet or {},
     record.cancel_requested and 1 or 0, record.progress and string.format('%.17g', record.progress) or false,
     record.message or '', with_contents and values[3], record.encoding or '', record.error or '',
-    record.finished_ms or false,
+    record.finished_ms or false, record.preempted_for or false,
   }
 end
 

@@ -103,12 +103,13 @@ end
 
 local function finish(record, state, error)
   record.state, record.due_ms, record.worker, record.started_ms = state, nil, nil, nil
-  record.cancel_requested, record.finished_ms = false, step.now_ms
+  record.cancel_requested, record.finished_ms, record.preempted_for = false, step.now_ms, nil
   records.set(record, 'error', error ~= '' and error or nil)
 end
 
 local function make_ready(record)
   record.state, record.due_ms, record.worker, record.started_ms = 'ready', nil, nil, nil
+  record.preempted_for = nil
 end
 
 -- Ready, or scheduled if its time has not come.
@@ -156,6 +157,10 @@ function machine.cancel(record, reason)
   else
     finish(record, 'cancelled', reason)
   end
+end
+
+function machine.request_preemption(record, id)
+  records.set(record, 'preempted_for', id)
 end
 
 function machine.requeue(record, unmet)

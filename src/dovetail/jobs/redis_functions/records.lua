@@ -30,12 +30,12 @@ local CODES = {}
 for code = 1, #STATES do CODES[STATES[code]] = code end
 local FINISHED = { succeeded = true, failed = true, cancelled = true, dead = true }
 local REQUEUEABLE = { failed = true, cancelled = true, dead = true }
-local RARE_FIELDS = { 'progress', 'message', 'error', 'unmet', 'shape', 'has_dependants', 'is_watched' }
+local RARE_FIELDS = { 'progress', 'message', 'error', 'unmet', 'shape', 'has_dependants', 'is_watched', 'preempted_for' }
 
 local NONE = {}
 local STEP_TABLES = {
   'records', 'dirty', 'created', 'due', 'buckets', 'done', 'counts', 'bytes', 'leases', 'woken_queues',
-  'woken_workers', 'finished',
+  'woken_workers', 'finished', 'preemptors',
 }
 
 local step  -- of the call that runs now; tables that the one before has not used are used again
@@ -197,7 +197,7 @@ function records.read_spec(text)
   return {
     function_name = data['function'], schedule = data.schedule,
     queue = data.queue or CONSTANTS.default_queue, priority = data.priority or 0, shape = data.shape or '{}',
-    retries = data.retries or CONSTANTS.retries, key = data.key, after = data.after or {},
+    retries = data.retries or CONSTANTS.retries, preemptible = data.preemptible, key = data.key, after = data.after or {},
     blocks = data.if_dependency_fails == 'block', at_ms = data.at_ms or 0, delay_ms = data.delay_ms or 0,
   }
 end

@@ -262,6 +262,7 @@ end
 local function complete(worker, completion, refused)
   local record = records.get_with_attempts(completion.job_id)
   if record and record.state == 'leased' and record.token == completion.token then
+    if record.preempted_for then step.preemptors[record.preempted_for] = true end
     machine.complete(record, completion)
     machine.put(record)
   elseif not (record and machine.is_repeated(record, worker, completion.token, completion.outcome)) then
@@ -270,7 +271,7 @@ local function complete(worker, completion, refused)
   end
 end
 
-local function renew(row, lease_ms, refused, cancelled)
+local function renew(row, lease_ms, refused, cancelled, preempted)
   local record = records.get(row[1])
   if not (record and record.state == 'leased' and record.token == row[2]) then
     refused[#refused + 1] = row[1]
@@ -285,6 +286,7 @@ local function renew(row, lease_ms, refused, cancelled)
     records.change(record)
   end
   if record.cancel_requested then cancelled[#cancelled + 1] = record.id end
+  if record.preempted_for then preempted[#preempted + 1] = record.id end
 end
 
 local function heartbeat(worker)
@@ -338,31 +340,37 @@ end
 
 -- Keep what a worker can take after its claim.
 local function put_offer(worker, lease_ms, slots, free)
-  local offer = cmsgpack.pack(step.now_ms, lease_ms, slots, free)
-  redis.call('HSET', step.prefix .. 'offers', worker, offer)
+  local text = not free.is_changed and free.text or fit.text(free)
+  redis.call('HSET', step.prefix .. 'offers', worker, cmsgpack.pack(step.now_ms, lease_ms, slots, text))
 end
 
 -- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, queues,
--- placement delay), results, free vector. See `redis_codec.py` for the rows and the answer.
+-- placement delay, preemptible jobs), results, free vector. See `redis_codec.py` for the rows and the answer.
 function steps.exchange(arguments)
   local request = cjson.decode(arguments[2])
   local worker, lease_ms = request[1], request[2]
   local completions = read_completions(request[3], arguments[3])
   local free = request[5] and fit.free(arguments[4])
-  local refused, cancelled = {}, {}
+  local refused, cancelled, preempted = {}, {}, {}
   for _, completion in ipairs(completions) do complete(worker, completion, refused) end
-  for _, row in ipairs(request[4]) do renew(row, lease_ms, refused, cancelled) end
+  for _, row in ipairs(request[4]) do renew(row, lease_ms, refused, cancelled, preempted) end
   local known = heartbeat(worker)
   if not request[5] then
     finish_step(worker)
-    return { step.now_ms, known, false, refused, cancelled, {}, '', '' }
+    return { step.now_ms, known, false, refused, cancelled, preempted, {}, '', '' }
   end
   records.write_due()
   local due_ms = handle_due()
   buckets.write()
+  local slots, served, candidates = request[5], claim.served_queues(request[6]), preemption.candidates(worker, request[8])
+  local share = shares.start(served)
+  local kept = preemption.kept_room(slots, free, served, share, candidates)
   local texts, numbers, left, slots_left, until_ms =
-    claim.run(worker, request[5], free, request[6], lease_ms, request[7])
-  if known == 1 then put_offer(worker, lease_ms, slots_left, left) end
+    claim.run(worker, slots, free, served, lease_ms, request[7], share, kept)
+  if candidates[1] then
+    kept = preemption.request(worker, kept, slots_left, left, served, share, candidates, preempted)
+  end
+  if known == 1 then put_offer(worker, lease_ms, kept and kept.waiting[1] and 0 or slots_left, left) end
   finish_step(worker)
   if not due_ms then
     due_ms = first_due_ms() or math.huge
@@ -371,7 +379,8 @@ function steps.exchange(arguments)
   end
   due_ms = math.min(due_ms, until_ms)
   return {
-    step.now_ms, known, next_ms(due_ms), refused, cancelled, due_schedules(), table.concat(numbers), table.concat(texts),
+    step.now_ms, known, next_ms(due_ms), refused, cancelled, preempted, due_schedules(), table.concat(numbers),
+    table.concat(texts),
   }
 end
 
