@@ -141,6 +141,16 @@ def test_a_short_run_is_not_compared_with_a_rate_that_it_could_not_reach(path: P
     assert rate == "5/s; 500/s predicted from earlier runs, too short to reach it"
 
 
+def test_a_short_run_in_waves_is_not_compared_with_its_prediction(path: Path) -> None:
+    """Its rate is that of all the time, which is mostly the starts of workers."""
+    summary = replace(summary_of(path, "measured"), planned=500.0, steady_rate=100.0, mean_rate=100.0)
+    assert short_summary(summary).rate == "100/s, 20 % of the 500/s predicted from earlier runs"
+    waves = tuple(replace(unit, wave=number) for number, unit in enumerate(summary.units))
+    assert len(waves) == 2
+    rate = short_summary(replace(summary, units=waves)).rate
+    assert rate == "100/s; 500/s predicted from earlier runs, too short to reach it"
+
+
 # --- rates
 
 

@@ -142,7 +142,8 @@ def prediction_source(summary: RunSummary) -> str:
 
 def is_comparable(summary: RunSummary) -> bool:
     """Whether the run was long enough to reach the predicted rate, or has reached it."""
-    planned = summary.planned and not summary.virtual and summary.steady_rate
+    one_wave = len({unit.wave for unit in summary.units}) < 2  # several have no steady rate, only that of all the time
+    planned = summary.planned and not summary.virtual and summary.steady_rate and one_wave
     long_enough = summary.finished / summary.expected >= MIN_COMPARABLE_WORK_S
     return bool(planned or long_enough or summary.reached >= REACHED_SHARE * summary.expected)
 
