@@ -67,9 +67,11 @@ if TYPE_CHECKING:
     from dovetail.runtime.run_handle import Run
     from dovetail.runtime.service import Service, serve
     from dovetail.runtime.simulation import Simulation, simulate
+    from dovetail.runtime.stage_profiles import load_profiles
     from dovetail.scheduling.demand import Profile
     from dovetail.scheduling.diagnose.feasibility import WorkerRequest, find_fit_problems
     from dovetail.scheduling.fragmentation import Workload
+    from dovetail.scheduling.improvements import Improvement, find_improvements
     from dovetail.scheduling.placement import FragmentationScore, Placer
     from dovetail.scheduling.plan import Plan
     from dovetail.scheduling.planner import plan
@@ -97,6 +99,7 @@ _MODULE_BY_NAME = {
     "FragmentationScore": "scheduling.placement",
     "Gpu": "resources.cluster",
     "Health": "actors.role",
+    "Improvement": "scheduling.improvements",
     "InfeasibleError": "errors",
     "ItemFailed": "data.request_queue",
     "Job": "jobs.job_handle",
@@ -159,8 +162,10 @@ _MODULE_BY_NAME = {
     "current_job": "jobs.current_job",
     "each": "pipeline.stage_function",
     "find_fit_problems": "scheduling.diagnose.feasibility",
+    "find_improvements": "scheduling.improvements",
     "idempotent": "actors.directory",
     "job": "jobs.job_function",
+    "load_profiles": "runtime.stage_profiles",
     "plan": "scheduling.planner",
     "run": "runtime.run",
     "serve": "runtime.service",
@@ -194,6 +199,7 @@ __all__ = [
     "FragmentationScore",
     "Gpu",
     "Health",
+    "Improvement",
     "InfeasibleError",
     "ItemFailed",
     "Job",
@@ -256,8 +262,10 @@ __all__ = [
     "current_job",
     "each",
     "find_fit_problems",
+    "find_improvements",
     "idempotent",
     "job",
+    "load_profiles",
     "plan",
     "run",
     "serve",

@@ -15,6 +15,7 @@ import pytest
 import dovetail as dt
 from dovetail.control.commands import RunBatches
 from dovetail.control.events import BatchesDone, BatchesReturned, LossCause, WorkerLost
+from dovetail.errors import Change
 from dovetail.observe.profiles import ProfileKey, StageMeasurement, profiles_folder
 from dovetail.pipeline.units import rate_of_unit
 from dovetail.runtime import run_spec as jobs
@@ -268,6 +269,19 @@ def test_a_second_run_plans_from_measurements_of_the_first_and_reports_it() -> N
     third = run_to_end(pipe, range(400))
     assert any("was measured in 2 runs, the last" in note for note in third.plan.notes)
     assert {unit.rate_source for unit in run_to_end(pipe, range(10), profiles=False).plan.units} == {"assumed"}
+
+
+def test_a_program_plans_simulates_and_improves_from_measurements() -> None:
+    pipe = dt.Pipeline([dt.Stage("s", dt.each(slow))])
+    assert dt.load_profiles(pipe, CLUSTER) == {}
+    run_to_end(pipe, range(400))
+    profiles = dt.load_profiles(pipe, CLUSTER)
+    plan = dt.plan(pipe, CLUSTER, profiles=profiles)
+    assert plan.rate is not None
+    simulated = dt.simulate(pipe, CLUSTER, 2000, profiles=profiles)
+    assert simulated.rate == pytest.approx(plan.rate, rel=0.2)
+    changes = [one.change for one in dt.find_improvements(pipe, plan, profiles)]
+    assert any(isinstance(one, Change) and "cpus" in one.values for one in changes), "it sleeps on a CPU of its own"
 
 
 def test_measurements_of_one_function_are_not_used_for_another() -> None:

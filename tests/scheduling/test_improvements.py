@@ -37,6 +37,16 @@ def test_a_stage_that_waits_needs_fewer_cpus() -> None:
     assert found[0][2] == pytest.approx(20), "40 workers instead of 2, which need 0.8 of 2 CPUs"
 
 
+def test_an_improvement_is_printed_as_python() -> None:
+    profiles = {"fetch": Profile(rate=100, cpu_s=0.0002)}
+    pipeline = dt.Pipeline([dt.Stage("fetch", same)])
+    (change, *_) = dt.find_improvements(pipeline, dt.plan(pipeline, "1x(2cpu)", profiles=profiles), profiles)
+    assert str(change).splitlines() == [
+        "a worker of fetch requests 1 CPU and uses 0.02",
+        "  cpus=0.05 for fetch  # 4000 items/s (+1900 %)",
+    ]
+
+
 def test_the_gain_respects_the_cpu_time_of_all_workers() -> None:
     found = improvements([dt.Stage("mixed", same)], "1x(2cpu)", {"mixed": Profile(rate=100, cpu_s=0.004)})
     assert found[0][0] == "--set stages.mixed.resources.cpus=0.5"

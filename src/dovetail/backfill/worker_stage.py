@@ -13,7 +13,6 @@ from dovetail.observe.profiles import StageMeasurement, write_profiles
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_fields import NAME, similar_name
-from dovetail.resources.cluster import Cluster
 from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import format_size
 from dovetail.runtime.stage_profiles import load_profiles, storage_keys
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.task_queue import MeasuredRate
     from dovetail.backfill.udf import Udf
     from dovetail.errors import Fix
+    from dovetail.resources.cluster import Cluster
     from dovetail.scheduling.plan import Plan
 
 RESOURCE_NAMES = frozenset(item.name for item in fields(Resources))
@@ -109,7 +109,7 @@ def _make_stage(run: Any, udf: Udf, arguments: BackfillArguments) -> Stage:
 def known_rate(pipeline: Pipeline, cluster: Cluster | str) -> float | None:
     """Rows per second of one slot in earlier runs on this machine, from its profile."""
     (stage,) = pipeline.stages
-    profile = load_profiles(pipeline, Cluster.of(cluster)).get(stage.name)
+    profile = load_profiles(pipeline, cluster).get(stage.name)
     return None if profile is None else profile.rate
 
 

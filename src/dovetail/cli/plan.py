@@ -215,7 +215,7 @@ def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
     if problems:
         raise dt.ConfigError(problems)
     probed = probe(job.pipeline, open_source_and_sink(job)[0], items, cluster)
-    measured = load_profiles(job.pipeline, dt.Cluster.of(cluster), *source_sink_kinds(job))
+    measured = load_profiles(job.pipeline, cluster, *source_sink_kinds(job))
     said = f"probed with {probed.read} items in {format_duration(probed.seconds)}"
     click.echo(f"{said}, standard error {_standard_error_text(measured)}", err=True)
     if probed.note:

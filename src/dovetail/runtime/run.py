@@ -309,10 +309,9 @@ def _is_ray_data(source: object) -> bool:
 
 def _load_profiles(pipeline: Pipeline, cluster: Cluster | str, kinds: tuple[str, dict[str, str]]) -> Mapping[str, Any]:
     """Measurements of earlier runs, with the same kinds of source and sink if there are any."""
-    from dovetail.resources.cluster import Cluster as Cluster_
     from dovetail.runtime.stage_profiles import load_profiles
 
-    return load_profiles(pipeline, Cluster_.of(cluster), *kinds)
+    return load_profiles(pipeline, cluster, *kinds)
 
 
 def _open_resumed(run: str | Path | None) -> ResumedRun | None:

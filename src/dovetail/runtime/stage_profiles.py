@@ -21,6 +21,7 @@ from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost
 from dovetail.errors import DovetailError
 from dovetail.observe.profiles import SMALL_SAMPLE_ITEMS, ProfileKey, StageMeasurement, read_profile, write_profiles
 from dovetail.pipeline.code_hash import code_hash
+from dovetail.resources.cluster import Cluster
 from dovetail.scheduling.demand import Profile
 from dovetail.streaming.settings import StreamOptions
 from dovetail.text_format import format_count, format_duration
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.pipeline.stage import Stage
-    from dovetail.resources.cluster import Cluster
     from dovetail.runtime.run_spec import RunSpec
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import UnitSpec
@@ -57,12 +57,19 @@ SinkKinds = str | Mapping[str, str]
 
 
 def load_profiles(
-    pipeline: Pipeline, cluster: Cluster, reads: str = "", writes: SinkKinds = "", wall: float | None = None
+    pipeline: Pipeline,
+    cluster: Cluster | str = "auto",
+    reads: str = "",
+    writes: SinkKinds = "",
+    wall: float | None = None,
 ) -> dict[str, Profile]:
-    """Stage -> measurements of earlier runs, where there are any. `reads` and `writes` are the kinds of source and
-    sink; measurements with other kinds are used if there are no better ones."""
+    """Measurements of the stages by earlier runs, for `dt.plan` and `dt.simulate`: stage -> profile.
+
+    `reads` and `writes` are the kinds of source and sink, such as "jsonl"; measurements with other kinds are used if
+    there are no better ones. `wall`: the time from which their age is given.
+    """
     now = time.time() if wall is None else wall
-    models = _card_models(cluster)
+    models = _card_models(Cluster.of(cluster))
     found = {}
     for stage in pipeline.order:
         measured = _best_stored(_lookup_keys(pipeline, stage, models, reads, writes))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dovetail.errors import AddNodes, Change, InfeasibleError, Subject
+from dovetail.errors import PYTHON, AddNodes, Change, InfeasibleError, Subject
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage_function import is_async
 from dovetail.resources.cluster import Cluster
@@ -37,13 +37,16 @@ MAX_WAITING_CPUS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """A change, its reason, and the rate that the plan predicts with it."""
+    """A change that pays, its reason, and the rate that the plan predicts with it."""
 
     change: Change | AddNodes
     reason: str
     rate: float
     gain: float
     """Increase of the rate as a share of it."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines(PYTHON))
 
     def lines(self, surface: Surface) -> list[str]:
         rate = f"{format_number(self.rate)} items/s (+{100 * self.gain:.0f} %)"
@@ -56,8 +59,11 @@ class Improvement:
 def find_improvements(
     pipeline: Pipeline, plan: Plan, profiles: Mapping[str, Profile], most: int = 2, *, nodes: bool = True
 ) -> list[Improvement]:
-    """The changes with the largest gains; one more node only if there are not enough others, and not without `nodes`.
-    Empty if a speed is unknown."""
+    """Find the changes of a plan with the largest gains, from measurements of earlier runs.
+
+    One more node is offered only if there are not enough other changes, and not without `nodes`. Empty if a speed is
+    unknown.
+    """
     if plan.rate is None:
         return []
     found = [*_setting_improvements(pipeline, plan, profiles)]
