@@ -70,6 +70,8 @@ WRONG: dict[str, list[Any]] = {
     "cron": ["* * *", 5, "61 * * * *", "0 0 30 2 *", HUGE],
     "timezone": ["Europe/Berlni", 5, HUGE],
     "isolation": ["container", True],
+    "preemptible": ["yes", 1, 0],
+    "preemption_grace": [0, -1, "soon", 10**30, True],
 }
 
 
