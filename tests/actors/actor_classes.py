@@ -163,6 +163,10 @@ class Asker:
     def pid(self) -> int:
         return os.getpid()
 
+    def linger(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return int(self.worker.index)
+
     def ask(self, role: str, method: str, *args: Any) -> Any:
         return getattr(self.worker.actors[role].one, method)(*args).result(60)
 

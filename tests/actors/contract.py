@@ -17,6 +17,7 @@ import pytest
 import dovetail as dt
 from actors import actor_classes
 from actors.actor_classes import Asker, Echo, Gate, GlooRank, Inside, OddError, Rank
+from engines.scene import SEVERAL_CHECKS_S
 from waiting import LONG, PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -372,12 +373,24 @@ class ActorContract(ActorSuite):
         ]
         assert [call.result(PATIENCE_S) for call in calls] == [0] * (2 * rounds)
 
-    def test_calls_that_wait_for_each_other_fail_and_name_the_cycle(self, live: dt.LiveSystem) -> None:
+    @pytest.mark.parametrize("first", ["ask", "ask_async"])
+    @pytest.mark.parametrize("second", ["ask", "ask_async"])
+    def test_calls_that_wait_for_each_other_fail_and_name_the_cycle(
+        self, live: dt.LiveSystem, first: str, second: str
+    ) -> None:
         """Every slot of both roles is taken by a call that waits for the other role."""
-        error = live.ring_a.one.ask("ring_b", "ask", "ring_a", "index").exception(PATIENCE_S)
+        asked = getattr(live.ring_a.one, first)("ring_b", second, "ring_a", "index")
+        error = asked.exception(PATIENCE_S)
+        assert isinstance(error, dt.CallCycleError)
         assert "ring_a" in str(error)
         assert "ring_b" in str(error)
         assert live.ring_a.one.index().result(PATIENCE_S) == 0
+
+    def test_a_call_that_is_awaited_for_long_is_no_cycle(self, live: dt.LiveSystem) -> None:
+        """Both roles have one slot; the one that is called is at work, then it calls a third one."""
+        assert live.ring_a.one.ask_async("ring_b", "linger", SEVERAL_CHECKS_S).result(PATIENCE_S) == 0
+        asked = live.ring_a.one.ask_async("ring_b", "ask_async", "left", "linger", SEVERAL_CHECKS_S)
+        assert asked.result(PATIENCE_S) == 0
 
     # Gangs
 

@@ -315,6 +315,14 @@ class FaultContract(ActorSuite):
         if LONG:
             assert time.monotonic() - began < 2
 
+    def test_a_driver_with_thousands_of_variables_launches_a_system(
+        self, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(5000):
+            monkeypatch.setenv(f"SITE_MODULE_{number}", "/opt/software/module/of/this/site/" + 40 * "x")
+        with launch(dt.Role("echo", Echo, workers=2, resources=SMALL)) as live:
+            assert live.echo.all.index().result(PATIENCE_S) == [0, 1]
+
     def test_a_setup_that_fails_ends_the_launch(self, launch: Launch) -> None:
         with pytest.raises(dt.DovetailError, match=r"(?s)unprepared.*no model in this folder"):
             launch(dt.Role("echo", Echo, resources=SMALL), dt.Role("unprepared", Unprepared, resources=SMALL))

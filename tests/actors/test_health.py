@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -12,10 +13,10 @@ import dovetail as dt
 from actors.test_system_controller import Rig, role
 from dovetail.actors.health import HealthChecked, HealthLimits
 from dovetail.actors.heartbeat_monitor import HEARTBEAT_S, LATE_HEARTBEATS, HeartbeatMonitor
-from dovetail.actors.hosting import HealthCheck
+from dovetail.actors.hosting import CallRecord, HealthCheck
 from dovetail.actors.system_controller import SystemPhase
 from dovetail.control.commands import Note, StopWorker
-from dovetail.control.events import LossCause
+from dovetail.control.events import Drain, LossCause
 from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -197,7 +198,61 @@ def test_an_instance_without_health_that_is_silent_is_reported_once_and_when_it_
     assert [(one.problem, one.counts) for one in system.posted[1:]] == [("", False)]
 
 
+def test_calls_of_all_incarnations_are_added_up() -> None:
+    system = ScriptedSystem(HealthLimits(4.0, 1.0, 3))
+    system.beat({"calls": 7, "failed": 1, "busy_s": 0.5})
+    assert system.monitor.totals("a") == (7, 1, 0.5)
+    rig = system.rig
+    rig.lose(rig.worker("a"))
+    rig.now = system.time = 100.0
+    rig.step()
+    rig.ready()
+    system.beat({"calls": 2, "failed": 0, "busy_s": 0.25})
+    assert system.monitor.totals("a") == (9, 1, 0.75)
+
+
+def test_an_instance_that_drains_is_asked_once_more_and_not_reported() -> None:
+    system = ScriptedSystem(HealthLimits(4.0, 1.0, 3))
+    system.beat({"calls": 1, "health": ""})
+    commands = system.rig.step(Drain("stopped"))
+    system.monitor.on_step(system.time, [], commands)
+    system.monitor.on_step(system.time, [], commands)
+    assert len(system.asked) == 2
+    system.asked[-1][1].set_result({"calls": 3, "health": PROBLEM})
+    assert system.monitor.totals("a").calls == 3
+    assert system.posted == []
+
+
+def test_figures_that_are_requested_are_those_of_now() -> None:
+    system = ScriptedSystem(HealthLimits(4.0, 1.0, 3))
+    system.beat({"calls": 1})
+    request = system.monitor.request_figures()
+    system.time = 0.1  # long before the next heartbeat
+    waiting = Thread(target=request.wait, args=(PATIENCE_S,))
+    waiting.start()
+    system.monitor.on_step(system.time, [], [])
+    assert waiting.is_alive()
+    system.asked[-1][1].set_result({"calls": 2})
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    assert system.monitor.totals("a").calls == 2
+
+
 # --- the worker
+
+
+def test_a_busy_instance_executes_at_least_one_call() -> None:
+    record = CallRecord()
+    first, second = record.begin("a"), record.begin("b")
+    record.end(first)
+    began = time.monotonic()
+    busy_s = record.snapshot()["busy_s"]
+    while time.monotonic() - began < 0.02:
+        pass
+    assert record.snapshot()["busy_s"] >= busy_s + 0.02
+    record.end(second)
+    idle = record.snapshot()["busy_s"]
+    assert record.snapshot()["busy_s"] == idle
 
 
 def test_a_check_that_hangs_is_late_after_its_timeout_and_blocks_nothing() -> None:

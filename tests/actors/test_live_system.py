@@ -105,11 +105,29 @@ class AsyncSession:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Unprepared:
+    def __init__(self) -> None:
+        raise OSError("no model in this folder")
+
+
+class Gauge:
+    """A signal that can be measured while a file exists."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def load(self) -> float:
+        return float(Path(self.path).read_text())
+
+
 class Asker:
     worker: Any
 
     def ask(self, role: str, method: str, *args: Any) -> Any:
         return getattr(self.worker.actors[role].one, method)(*args).result(PATIENCE_S)
+
+    async def ask_async(self, role: str, method: str, *args: Any) -> Any:
+        return await getattr(self.worker.actors[role].one, method)(*args)
 
 
 class DefaultAsker(Asker):
@@ -233,7 +251,7 @@ def test_a_role_is_scaled_and_the_handles_follow(in_process: None) -> None:
         assert live.counter.all.index().result(PATIENCE_S) == [0]
         with pytest.raises(dt.ConfigError, match="1 to 3 workers"):
             live.scale(counter=4)
-        with pytest.raises(dt.ConfigError, match="no role 'countr'"):
+        with pytest.raises(dt.ConfigError, match=r"no role 'countr' \(did you mean 'counter'\?\); roles: counter"):
             live.scale(countr=1)
 
 
@@ -256,6 +274,52 @@ def test_a_role_follows_its_signal(in_process: None, tmp_path: Path, by: str) ->
         assert [one.result(PATIENCE_S) for one in held] == [str(gate)] * len(held)
     notes = [line for line in (live.folder / "events.jsonl").read_text().splitlines() if '"what":"scale"' in line]
     assert "target 1" in notes[0]
+
+
+def test_a_signal_that_cannot_be_measured_is_reported_and_used_when_it_can(in_process: None, tmp_path: Path) -> None:
+    path = tmp_path / "load"
+    scale = dt.Scale(1.0, "gauge.load", interval="20ms", cooldown="100ms")
+    with launch(role("counter", workers=(1, 2), scale=scale), role("gauge", Gauge, args=(str(path),))) as live:
+        until(lambda: live.status().warnings, "it is reported")
+        (warning,) = live.status().warnings
+        assert warning.startswith("counter is not scaled: its signal cannot be measured: FileNotFoundError")
+        assert f"warning: {warning}" in str(live.status())
+        path.write_text("5")
+        until(lambda: live.counts()["counter"] == 2, "it is scaled")
+        assert live.status().warnings == ()
+    journal = (live.folder / "events.jsonl").read_text()
+    assert journal.count("counter is not scaled: its signal cannot be measured") == 1
+    assert "counter is scaled again" in journal
+
+
+def test_a_signal_that_is_no_number_does_not_end_scaling(in_process: None) -> None:
+    signals: list[Any] = ["three", None, [1], "4"]
+
+    def signal(live: dt.LiveSystem) -> Any:
+        return signals.pop() if signals else 5.0
+
+    scale = dt.Scale(1.0, signal, interval="10ms", cooldown="50ms")
+    with launch(role("counter", workers=(1, 2), scale=scale)) as live:
+        until(lambda: live.counts()["counter"] == 2, "it is scaled")
+    assert "a signal is a number, True or False, not" in (live.folder / "events.jsonl").read_text()
+
+
+def test_the_status_counts_all_calls_that_were_answered(live: dt.LiveSystem) -> None:
+    for _ in range(5):
+        live.other.one.add().result(PATIENCE_S)
+    live.counter.all.add().result(PATIENCE_S)
+    assert [(row.role, row.calls) for row in live.status().instances] == [("counter", 1)] * 3 + [("other", 5)]
+
+
+def test_a_finished_system_has_the_calls_of_all_its_instances(in_process: None, tmp_path: Path) -> None:
+    scaled = role("counter", workers=(1, 2), scale=dt.Scale(1e9))
+    with launch(scaled, role("other"), run_dir=tmp_path / "run") as live:
+        live.scale(counter=2)
+        live.counter.all.add().result(PATIENCE_S)
+        live.scale(counter=1)
+        live.other.one.add().result(PATIENCE_S)
+    progress = json.loads((tmp_path / "run" / "run.json").read_text())["progress"]
+    assert (progress["finished"], progress["noun"]) == (3, "calls")
 
 
 def test_the_status_shows_every_instance_and_what_it_does(live: dt.LiveSystem, tmp_path: Path) -> None:
@@ -326,8 +390,25 @@ def test_a_system_is_a_run_with_a_folder(live: dt.LiveSystem) -> None:
 
 
 def test_a_setup_that_fails_ends_the_launch(in_process: None) -> None:
-    with pytest.raises(dt.RunError, match=r"(?s)DT522.*counts did not start: bad\[0\].*TypeError.*dovetail logs"):
-        launch(role("counter"), role("bad", args=(1, 2, 3)))
+    with pytest.raises(dt.RunError, match=r"(?s)DT522.*counts did not start: bad\[0\].*no model.*dovetail logs"):
+        launch(role("counter"), role("bad", Unprepared))
+
+
+def test_mistakes_in_the_code_of_roles_are_reported_before_anything_starts(tmp_path: Path) -> None:
+    roles = [role("bad", args=(1, 2, 3)), role("other", workers=(1, 2), scale=dt.Scale(1, "laod"))]
+    with pytest.raises(dt.ConfigError, match=r"(?s)'bad': Counter\(\) cannot be called.*'laod'.*did you mean 'load'"):
+        launch(*roles, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_durations_are_checked(live: dt.LiveSystem) -> None:
+    with pytest.raises(dt.ConfigError, match=r'(?s)deadline=-1 is not more than nothing.*deadline="60s"'):
+        launch(role("counter"), deadline=-1)
+    with pytest.raises(dt.ConfigError, match="deadline='soon' is not a time"):
+        live.counter.options(deadline="soon")
+    with pytest.raises(dt.ConfigError, match="deadline=0 is not more than nothing"):
+        live.stop(deadline=0)
+    assert live.counter.one.index().result(PATIENCE_S) in (0, 1, 2)
 
 
 def test_a_system_that_does_not_fit_is_refused_at_once() -> None:
@@ -377,11 +458,15 @@ def test_roles_call_each_other_also_in_a_teardown(tmp_path: Path) -> None:
     assert any("counted 103" in log.read_text() for log in (tmp_path / "run" / "logs").iterdir())
 
 
-def test_roles_that_wait_for_each_other_fail_and_are_named(tmp_path: Path) -> None:
-    with launch(role("trainer", Asker), role("pool", Asker), role("counter"), run_dir=tmp_path / "run") as live:
-        with pytest.raises(dt.CallCycleError, match=r"pool\[0\] -> trainer\[0\] -> pool\[0\]"):
-            live.trainer.one.ask("pool", "ask", "trainer", "ask", "counter", "add").result(PATIENCE_S)
-        assert live.trainer.one.ask("pool", "ask", "counter", "add").result(PATIENCE_S) == 1
+@pytest.mark.parametrize("together", [None, "train"])
+def test_roles_that_wait_for_each_other_fail_and_are_named(together: str | None) -> None:
+    with launch(
+        role("trainer", Asker, together=together), role("pool", Asker, together=together), role("counter")
+    ) as live:
+        for ask in ("ask", "ask_async"):
+            with pytest.raises(dt.CallCycleError, match=r"pool\[0\] -> trainer\[0\] -> pool\[0\]"):
+                getattr(live.trainer.one, ask)("pool", ask, "trainer", ask, "counter", "add").result(PATIENCE_S)
+            assert getattr(live.trainer.one, ask)("pool", ask, "counter", "add").result(PATIENCE_S) in (1, 2)
 
 
 def test_a_killed_instance_is_restarted_and_calls_wait_for_it() -> None:

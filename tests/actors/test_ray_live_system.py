@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import dovetail as dt
-from actors.actor_classes import Gate
+from actors.actor_classes import Gate, Unprepared
 from engines.ray_runs import only
 from ray_aids import RESTORED_S, add_node, patiently, until_available_is
 from runtime.aids import command_of, is_there
@@ -103,7 +103,7 @@ def test_a_system_that_fails_to_start_leaves_nothing_reserved(
 ) -> None:
     before = ray_cluster.available()
     only(ray_cluster, monkeypatch, "d")
-    roles = [dt.Role("place", Place, resources=SMALL), dt.Role("bad", Place, args=(1,), resources=SMALL)]
-    with pytest.raises(dt.RunError, match=r"(?s)DT522.*bad\[0\] did not start.*TypeError"):
+    roles = [dt.Role("place", Place, resources=SMALL), dt.Role("bad", Unprepared, resources=SMALL)]
+    with pytest.raises(dt.RunError, match=r"(?s)DT522.*bad\[0\] did not start.*no model in this folder"):
         dt.ActorSystem(roles).launch(f"ray:{ray_cluster.address}", deadline=PATIENCE_S)
     until_available_is(ray_cluster, before, patiently(RESTORED_S))

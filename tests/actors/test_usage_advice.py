@@ -48,3 +48,9 @@ def test_the_status_shows_advice() -> None:
     status = SystemStatus("rl", "run", "ready", "", (), ("trainer uses 0.6 of 4 CPUs",))
     assert str(status).splitlines()[-1] == "advice: trainer uses 0.6 of 4 CPUs"
     assert SystemStatus.from_dict(status.to_dict()) == status
+
+
+def test_the_status_shows_warnings_before_advice() -> None:
+    status = SystemStatus("rl", "run", "ready", "", (), ("less",), ("rollout is not scaled",))
+    assert str(status).splitlines()[-2:] == ["warning: rollout is not scaled", "advice: less"]
+    assert SystemStatus.from_dict(status.to_dict()) == status

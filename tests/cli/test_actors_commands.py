@@ -72,8 +72,8 @@ def test_a_system_in_the_background_is_listed_shown_scaled_and_stopped(folder: P
         assert refused.returncode == 2
         assert "error[DT524]" in refused.stderr
         assert (
-            "there is no role 'rolout' (did you mean 'rollout'?); rollout=9: role 'rollout' has 1 to 2"
-            in refused.stderr
+            "there is no role 'rolout' (did you mean 'rollout'?); roles: trainer, pool, rollout; "
+            "rollout=9: role 'rollout' has 1 to 2" in refused.stderr
         )
         until(lambda: "hello from rollout 1" in actors(folder, "logs", "rl", "rollout").stdout, "it has printed")
         assert "hello from trainer 0" in actors(folder, "logs", "rl", "pool").stdout, "they share a process"
@@ -113,6 +113,20 @@ def test_a_system_that_does_not_fit_is_refused_with_the_line_of_the_file(folder:
     assert "role 'large'" in refused.stderr
 
 
+def test_classes_that_do_not_exist_are_reported_at_once_with_their_lines(folder: Path) -> None:
+    more = '  - {name: one, cls: "roles:Speeker"}\n  - {name: two, cls: "rolls:Speaker"}\n'
+    (folder / "actors.yaml").write_text(ACTORS + more)
+    refused = actors(folder, "up", "actors.yaml", "--cluster", CLUSTER)
+    assert refused.returncode == 2
+    for text in ("actors.yaml:6:17", "fix  cls: roles:Speaker", "actors.yaml:7:17", "no module named 'rolls'"):
+        assert text in refused.stderr
+    wrong = '  - {name: three, cls: "roles:Speaker", args: [1]}\n'
+    (folder / "actors.yaml").write_text(ACTORS + wrong)
+    refused = actors(folder, "up", "actors.yaml", "--cluster", CLUSTER)
+    assert refused.returncode == 2
+    assert "actors.yaml:6:5  role 'three': Speaker() cannot be called" in refused.stderr
+
+
 def test_a_detached_system_that_does_not_start_reports_its_error(folder: Path) -> None:
     (folder / "roles.py").write_text("class Speaker:\n    def setup(self):\n        raise OSError('no model here')\n")
     home = str(folder / "home")
@@ -129,6 +143,8 @@ def test_a_detached_system_that_does_not_start_reports_its_error(folder: Path) -
         (("scale", "rl"), "which role"),
         (("scale", "rollout=many", "pool=2"), "not ROLE=N: 'rollout=many'"),
         (("up", "gone.yaml"), "gone.yaml"),
+        (("up", "actors.yaml", "--deadline", "-1"), "'-1' is not a time such as"),
+        (("up", "actors.yaml", "--detach", "--deadline", "0s"), "'0s' is not more than nothing"),
     ],
 )
 def test_wrong_arguments_are_refused(folder: Path, words: tuple[str, ...], text: str) -> None:

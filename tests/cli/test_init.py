@@ -81,8 +81,9 @@ def test_the_actors_project_runs(tmp_path: Path) -> None:
     folder = tmp_path / "actors"
     shown = [run_in(folder, words) for words in commands_of((folder / "README.md").read_text())]
     assert "the best guess is 7\n" in shown[1]
-    assert shown[-2].startswith("rollout: ")
-    assert "calls of clients answered" in shown[-1]
+    assert shown[3].startswith("rollout: ")
+    assert "calls of clients answered" in shown[4]
+    assert "rollout[0]  ready" in shown[6]
 
 
 @pytest.mark.processes

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dovetail.actors.directory import InstanceState, instance_name
 from dovetail.control.engine import CallNotSentError, CallOptions, DeadlineExceededError, WorkerLostError
+from dovetail.engines.local.call_waits import WaitableCall
 from dovetail.errors import ActorLostError, CallTimeoutError, Problem, Subject
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ class CallFuture(Future[Any]):
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
+        sent = self.sent
+        if isinstance(sent, WaitableCall):  # in a worker: the wait may be part of a cycle
+            return sent.awaited_as(self).__await__()
         return asyncio.wrap_future(self).__await__()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.actors.call_router import Call, CallFutures, CallSettings
 from dovetail.errors import did_you_mean
-from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.durations import checked_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Splitter = Callable[[Sequence[Any], int], Sequence[Any]]
 
+BAD_OPTION = "DT501"
 DEFAULT_WINDOW = 64
 DEFAULT_SETTINGS = CallSettings()
 
@@ -70,7 +71,9 @@ class RoleHandle:
     def options(self, *, deadline: float | str | None = None, retries: int | None = None) -> RoleHandle:
         """The same handle with other settings: a deadline of each call, and how often an idempotent method is called
         again after its instance died."""
-        deadline_s = self._settings.deadline_s if deadline is None else parse_duration(deadline)
+        deadline_s = self._settings.deadline_s
+        if deadline is not None:
+            deadline_s = checked_duration("deadline", deadline, BAD_OPTION, "5s")
         settings = CallSettings(deadline_s, self._settings.retries if retries is None else retries)
         return RoleHandle(self._router, self.role, settings)
 

@@ -1,13 +1,20 @@
-"""Heartbeats of a live system: the figures of every instance and its health checks, without waiting for answers."""
+"""Heartbeats of a live system: the figures of every instance and its health checks, without waiting for answers.
+
+Thread: `on_step` in the loop, answers in threads of the engine, `request_figures` in any.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from functools import partial
-from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from threading import Event as ThreadEvent
+from threading import Lock, Semaphore
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dovetail.actors.directory import InstanceState
 from dovetail.actors.health import HealthChecked
+from dovetail.control.commands import StopWorker
 from dovetail.control.engine import WorkerLostError
 
 if TYPE_CHECKING:
@@ -25,10 +32,59 @@ LATE_HEARTBEATS = 3
 """Heartbeats without an answer after which an instance without `health` is degraded."""
 
 
+FIGURES = ("calls", "failed", "busy_s")
+"""Figures of one incarnation that are added up."""
+
+
+class FigureTotals(NamedTuple):
+    """Calls of a role since the launch."""
+
+    calls: int = 0
+    failed: int = 0
+    busy_s: float = 0.0
+    """Time in which an instance executed at least one call, of all instances together."""
+
+    def plus(self, figures: Mapping[str, Any]) -> FigureTotals:
+        return FigureTotals(*(mine + figures.get(name, 0) for name, mine in zip(FIGURES, self, strict=True)))
+
+
+class FigureRequest:
+    """Request for figures that are not older than itself."""
+
+    def __init__(self) -> None:
+        self._is_sent = ThreadEvent()
+        self._asked = 0
+        self._answers = Semaphore(0)
+
+    def on_sent(self, asked: Sequence[Future[Any]]) -> None:
+        """The callbacks that store the answers were added before: they run first."""
+        self._asked = len(asked)
+        for future in asked:
+            future.add_done_callback(lambda _: self._answers.release())
+        self._is_sent.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when all instances that were asked have answered, or after the timeout."""
+        end = time.monotonic() + timeout_s
+        if self._is_sent.wait(timeout_s):
+            for _ in range(self._asked):
+                if not self._answers.acquire(timeout=max(0.0, end - time.monotonic())):
+                    return
+
+
 class Heartbeat:
     """The last answer of one instance to the monitor, and its open health check."""
 
-    __slots__ = ("answered_at", "asked_at", "check_due_at", "check_open_at", "figures", "is_unhealthy", "worker")
+    __slots__ = (
+        "answered_at",
+        "asked_at",
+        "check_due_at",
+        "check_open_at",
+        "figures",
+        "is_draining",
+        "is_unhealthy",
+        "worker",
+    )
 
     def __init__(self, worker: int, now: float) -> None:
         self.worker = worker
@@ -38,6 +94,8 @@ class Heartbeat:
         self.check_open_at: float | None = None
         """When the check began whose outcome is not known yet."""
         self.is_unhealthy = False
+        self.is_draining = False
+        """Whether it was asked for the last time."""
 
     @property
     def is_answered(self) -> bool:
@@ -59,35 +117,69 @@ class HeartbeatMonitor:
         self._lock = Lock()
         """Answers arrive in threads of the engine."""
         self.heartbeats: dict[tuple[str, int], Heartbeat] = {}
+        self._ended: dict[str, FigureTotals] = {}
+        """Role -> the calls of incarnations that have ended."""
+        self._requests: deque[FigureRequest] = deque()
+
+    def request_figures(self) -> FigureRequest:
+        """Ask all instances in the next step of the loop, which the caller wakes up."""
+        request = FigureRequest()
+        self._requests.append(request)
+        return request
+
+    def totals(self, role: str) -> FigureTotals:
+        """Calls of all incarnations of a role."""
+        found = self._ended.get(role, FigureTotals())
+        for (name, _), beat in self.heartbeats.items():
+            found = found.plus(beat.figures) if name == role else found
+        return found
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002 - the port's
-        if now >= self._due:
-            self._due = now + HEARTBEAT_S
-            self.ask_all(now)
+        # observers are called before the commands are submitted: the question arrives before the worker drains
+        drains = any(isinstance(command, StopWorker) and command.drain for command in commands)
+        if now >= self._due or self._requests or drains:
+            self._due = now + HEARTBEAT_S if now >= self._due else self._due
+            asked = self.ask_all(now)
+            while self._requests:
+                self._requests.popleft().on_sent(asked)
 
     def ask_all(self, now: float) -> list[Future[Any]]:
-        """Ask all instances that are ready and have answered the last time."""
+        """Ask all instances that are ready and have answered the last time, and those that begin to drain."""
         asked, current = [], {}
         for process in self._controller.processes:
-            if process.worker is None or process.state is not InstanceState.READY:
+            is_draining = process.state is InstanceState.DRAINING
+            if process.worker is None or not (is_draining or process.state is InstanceState.READY):
                 continue
             for hosted, instance in zip(process.hosted_names, process.instances, strict=True):
                 beat = self.heartbeats.get(instance)
                 if beat is None or beat.worker != process.worker:
                     beat = Heartbeat(process.worker, now)
                 current[instance] = beat
-                with self._lock:
-                    self._open_check(now, beat, self._limits[instance[0]])
-                    if not beat.is_answered:
-                        self._on_silence(now, beat, instance)
-                        continue
-                    beat.asked_at = now + 1e-9
-                    is_checked, timeout_s = beat.check_open_at is not None, self._limits[instance[0]].timeout_s
+                if beat.is_draining or not self._may_ask(now, beat, instance, is_draining=is_draining):
+                    continue
+                is_checked, timeout_s = beat.check_open_at is not None, self._limits[instance[0]].timeout_s
                 future = self._engine.call(beat.worker, hosted, "_dovetail_status", is_checked, timeout_s)
                 future.add_done_callback(partial(self._on_answer, beat, instance))
                 asked.append(future)
+        self._add_ended(current)
         self.heartbeats = current
         return asked
+
+    def _may_ask(self, now: float, beat: Heartbeat, instance: tuple[str, int], *, is_draining: bool) -> bool:
+        with self._lock:
+            beat.is_draining = is_draining
+            if not is_draining:
+                self._open_check(now, beat, self._limits[instance[0]])
+                if not beat.is_answered:
+                    self._on_silence(now, beat, instance)
+                    return False
+            beat.asked_at = now + 1e-9
+            return True
+
+    def _add_ended(self, current: Mapping[tuple[str, int], Heartbeat]) -> None:
+        for instance, beat in self.heartbeats.items():
+            if current.get(instance) is not beat:
+                self._ended[instance[0]] = self._ended.get(instance[0], FigureTotals()).plus(beat.figures)
 
     def _open_check(self, now: float, beat: Heartbeat, limits: HealthLimits) -> None:
         if beat.check_open_at is None and now >= beat.check_due_at:
@@ -108,6 +200,8 @@ class HeartbeatMonitor:
         if done.cancelled() or isinstance(done.exception(), WorkerLostError):
             return  # its loss is reported
         error = done.exception()
+        if error is not None and beat.is_draining:
+            return
         with self._lock:
             beat.answered_at = max(beat.asked_at, self._engine.now())
             if error is not None:
@@ -121,7 +215,7 @@ class HeartbeatMonitor:
             self._post(beat, instance, problem, counts=beat.has_health)
 
     def _post(self, beat: Heartbeat, instance: tuple[str, int], problem: str, *, counts: bool) -> None:
-        if not problem and not beat.is_unhealthy:
+        if beat.is_draining or (not problem and not beat.is_unhealthy):
             return
         beat.is_unhealthy = bool(problem)
         self._engine.post(cast("Event", HealthChecked(beat.worker, instance, problem, counts)))

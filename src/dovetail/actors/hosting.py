@@ -43,11 +43,17 @@ class CallRecord:
         """(end, seconds) of the last calls."""
         self.calls = 0
         self.failed = 0
+        self._busy_s = 0.0
+        """Time in which at least one call was running, up to the last moment without one."""
+        self._busy_since = 0.0
 
     def begin(self, method: str) -> int:
+        now = time.monotonic()
         with self._lock:
             self._next += 1
-            self._running[self._next] = method, time.monotonic()
+            if not self._running:
+                self._busy_since = now
+            self._running[self._next] = method, now
             return self._next
 
     def end(self, number: int, *, failed: bool = False) -> None:
@@ -57,6 +63,8 @@ class CallRecord:
             self._finished.append((now, now - began))
             self.calls += 1
             self.failed += failed
+            if not self._running:
+                self._busy_s += now - self._busy_since
 
     def snapshot(self) -> dict[str, Any]:
         now = time.monotonic()
@@ -65,9 +73,11 @@ class CallRecord:
             recent = [one for one in self._finished if one[0] > now - RATE_WINDOW_S]
             seconds = sorted(one[1] for one in self._finished)
             full_s = now - self._finished[0][0] if len(recent) == LATENCIES_KEPT else RATE_WINDOW_S
+            busy_s = self._busy_s + (now - self._busy_since if self._running else 0.0)
         return {
             "calls": self.calls,
             "failed": self.failed,
+            "busy_s": busy_s,
             "running": [(method, now - began) for method, began in running[:3]],
             "outstanding": len(running),
             "rate": len(recent) / max(full_s, 1e-3),

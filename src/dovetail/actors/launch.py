@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.actors.call_router import CallRouter
 from dovetail.actors.claim_plan import planned_processes, to_claim_plan
-from dovetail.actors.directory import RoleMethods
+from dovetail.actors.handles import BAD_OPTION
 from dovetail.actors.health import HealthLimits
 from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
 from dovetail.actors.hosting import HostedActor
@@ -21,27 +21,28 @@ from dovetail.actors.live_system import (
     SystemWatch,
     requests,
 )
+from dovetail.actors.role_code import inspect_roles
 from dovetail.actors.scaling_thread import scaled_roles
 from dovetail.actors.system_controller import ActorController, SystemDefinition
 from dovetail.actors.system_view import system_view, worker_views
 from dovetail.control.commands import HostedObject
 from dovetail.control.events import CancelRun, Drain
-from dovetail.engines.object_loader import import_object
-from dovetail.errors import InfeasibleError
+from dovetail.errors import ConfigError, InfeasibleError
 from dovetail.observe.control_socket import ControlSocket
 from dovetail.observe.recorder import Recorder
 from dovetail.observe.run_header import ROLES_KEY
-from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.durations import checked_duration
 from dovetail.pipeline.stage_code import StageCode
 from dovetail.runtime.assembly import LaunchOptions, create_locked_run, describe_run
 from dovetail.runtime.delayed_telemetry import DelayedTelemetry
 from dovetail.runtime.sites import LocalSite, WorkerEnvironment, open_site
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from dovetail.actors.actor_system import ActorSystem
+    from dovetail.actors.directory import RoleMethods
     from dovetail.actors.role import Role
     from dovetail.resources.cluster import Cluster
     from dovetail.runtime.admission import Admission
@@ -64,11 +65,14 @@ def launch_system(
     what: str = WHAT,
 ) -> LiveSystem:
     """See `ActorSystem.launch`."""
-    end = time.monotonic() + parse_duration(deadline)
+    end = time.monotonic() + checked_duration("deadline", deadline, BAD_OPTION, "60s")
     with ExitStack() as undo:
         _check_variables(system.roles)
         site = open_site(engine, share=share, env_from=tuple(env_from))
         site.check_runtime_envs(system.roles)
+        code = inspect_roles(system.roles, is_local=isinstance(site, LocalSite))
+        if code.problems:
+            raise ConfigError(code.problems)
         plan_for = partial(_claim_plan, system)
         exclusive_plan = plan_for(site.cluster(cluster))
         options = LaunchOptions(what=what, more={ROLES_KEY: {role.name: role.high for role in system.roles}})
@@ -78,7 +82,7 @@ def launch_system(
         undo.callback(admission.release)
         running = site.start_engine(admission, WorkerEnvironment(folder.path))
         undo.callback(running.close)
-        definition = _definition(system, sends_all_variables=isinstance(site, LocalSite))
+        definition = _definition(system, code.methods, sends_all_variables=isinstance(site, LocalSite))
         running.prepare(definition.hosted.values())
         controller = ActorController(
             definition,
@@ -94,7 +98,7 @@ def launch_system(
         recorder = Recorder(
             folder,
             describe_run(site, admission.plan, options, ()),
-            lambda now: system_view(controller, monitor.heartbeats, now),
+            lambda now: system_view(controller, monitor, now),
             lambda: worker_views(controller, monitor.heartbeats),
             plan=admission.plan.to_json(),
         )
@@ -145,14 +149,16 @@ def _admit(site: Site, run: str, plan: Plan, plan_for: Any, *, wait: bool, timeo
         ) from None
 
 
-def _definition(system: ActorSystem, *, sends_all_variables: bool) -> SystemDefinition:
+def _definition(
+    system: ActorSystem, methods: Mapping[str, RoleMethods], *, sends_all_variables: bool
+) -> SystemDefinition:
     return SystemDefinition(
         system.name,
         system.roles,
         system.bundles,
         system.pools,
         {role.name: _hosted(role, sends_all_variables=sends_all_variables) for role in system.roles},
-        {role.name: _methods(role) for role in system.roles},
+        methods,
     )
 
 
@@ -163,16 +169,6 @@ def _hosted(role: Role, *, sends_all_variables: bool) -> HostedObject:
         env = {**{name: os.environ[name] for name in role.env_from}, **(role.env or {})}
     code = StageCode(role.name, actor, env=env, runtime_env=role.runtime_env)
     return HostedObject(role.name, (code,), role.slots or 1)
-
-
-def _methods(role: Role) -> RoleMethods:
-    """Unknown if the class cannot be imported here: workers may have packages that the driver does not have."""
-    if not isinstance(role.cls, str):
-        return RoleMethods.of(role.cls)
-    try:
-        return RoleMethods.of(import_object(role.cls))
-    except Exception:
-        return RoleMethods(None)
 
 
 def _on_control_command(engine: RunEngine, command: str, reason: str) -> None:

@@ -9,7 +9,7 @@ from threading import Event as ThreadEvent
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from dovetail.actors.directory import InstanceState
-from dovetail.actors.handles import ActorHandles, RoleHandle
+from dovetail.actors.handles import BAD_OPTION, ActorHandles, RoleHandle
 from dovetail.actors.scaling_thread import ScalingThread
 from dovetail.actors.system_controller import SystemPhase
 from dovetail.actors.system_status import SystemStatus, instance_rows
@@ -19,7 +19,7 @@ from dovetail.control.engine import CallOptions
 from dovetail.control.events import CancelRun, Drain, PinWorkers
 from dovetail.control.lifecycle import RunState
 from dovetail.errors import ConfigError, DovetailError, Problem, RunError, Subject, did_you_mean
-from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.durations import checked_duration
 from dovetail.runtime.assembly import LOOP_TICK_S, REFRESH_TIMEOUT_S
 from dovetail.runtime.run_handle import MAX_TRACEBACK_LINES, RunHandle
 from dovetail.runtime.run_loop import run_with_observers
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan
 
 NOT_STARTED, FAILED, BAD_COUNT = "DT522", "DT523", "DT524"
+FIGURES_TIMEOUT_S = 0.2
+"""Time for the answers of all instances; the figures of others are those of their last heartbeat."""
 STOP_MARGIN_S = 10.0
 """Time for the end of processes that are killed."""
 
@@ -157,7 +159,14 @@ class ActiveSystem:
     def plan(self) -> Plan:
         return self.admission.plan
 
+    def refresh_figures(self) -> None:
+        """Ask all instances for their figures, and wait a moment for the answers."""
+        request = self.monitor.request_figures()
+        self.engine.nudge()
+        request.wait(FIGURES_TIMEOUT_S)
+
     def refresh_status(self) -> None:
+        self.refresh_figures()
         written = self.recorder.request_view()
         self.engine.nudge()
         written.wait(REFRESH_TIMEOUT_S)
@@ -192,7 +201,7 @@ class LiveSystem(RunHandle):
     def __init__(self, name: str, active: ActiveSystem, scaled: Mapping[str, ScaledRole]) -> None:
         super().__init__(active)
         self.name = name
-        self._scaling = ScalingThread(self, scaled, active.engine.post)
+        self._scaling = ScalingThread(self, scaled, lambda event: active.engine.post(cast("Event", event)))
         self._system = active
         self._handles = ActorHandles(active.router)
         self._is_failure_raised = False
@@ -224,6 +233,8 @@ class LiveSystem(RunHandle):
     def status(self) -> SystemStatus:
         """All instances with their state, place, calls and memory."""
         controller = self._system.controller
+        if not self.done:
+            self._system.refresh_figures()
         pids = self._engine.processes() if not self.done else {}
         rows = instance_rows(
             list(controller.processes),
@@ -234,7 +245,12 @@ class LiveSystem(RunHandle):
             self._system.router.outstanding,
         )
         advice = usage_advice(self._system.telemetry.units(), self._shapes, self._ready_s())
-        return SystemStatus(self.name, self.folder.name, controller.state.value, controller.error, tuple(rows), advice)
+        warnings = tuple(
+            f"{role} is not scaled: its signal cannot be measured: {problem}"
+            for role, problem in dict(controller.signal_problems).items()
+        )
+        state, error = controller.state.value, controller.error
+        return SystemStatus(self.name, self.folder.name, state, error, tuple(rows), advice, warnings)
 
     def _ready_s(self) -> dict[str, float]:
         """Kind of process -> how long its oldest process has been ready."""
@@ -258,8 +274,9 @@ class LiveSystem(RunHandle):
         problems = []
         for role, count in workers.items():
             if role not in self._handles:
-                near = did_you_mean(role, self._handles)
-                problems.append(Problem(BAD_COUNT, f"there is no role {role!r}{near}", subject=Subject("role", role)))
+                hint = did_you_mean(role, self._handles)
+                message = f"there is no role {role!r}{hint}; roles: {', '.join(self._handles)}"
+                problems.append(Problem(BAD_COUNT, message, subject=Subject("role", role)))
             elif problem := controller.scale_problem(role, count):
                 problems.append(Problem(BAD_COUNT, f"{role}={count}: {problem}", subject=Subject("role", role)))
         if problems:
@@ -304,7 +321,7 @@ class LiveSystem(RunHandle):
     def stop(self, *, drain: bool = True, deadline: float | str = "30s") -> None:
         """Stop the system and return when it has ended. With `drain`, running and waiting calls are finished first; at
         the deadline what is left is killed."""
-        deadline_s = parse_duration(deadline)
+        deadline_s = checked_duration("deadline", deadline, BAD_OPTION, "30s")
         self._scaling.stop()
         self._system.router.close("is stopped")
         if drain and not self.done:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from dovetail.actors.role import Role
 
 OUTSTANDING = "outstanding"
+
+
+class SignalMeasured(NamedTuple):
+    """Event: the signal of a role cannot be measured, or can be measured again."""
+
+    role: str
+    problem: str
+    """Empty: it can be measured."""
 
 
 def signal_parts(role: Role) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from dovetail.actors.health import HealthChecked, HealthLimits
 from dovetail.actors.live_placement import LivePlacement
 from dovetail.actors.placement import PlacedBundle
 from dovetail.actors.process_state import ProcessState, RestartRules
+from dovetail.actors.scale_signal import SignalMeasured
 from dovetail.actors.start_order import start_levels
 from dovetail.control.commands import Note, StartWorker, StopWorker
 from dovetail.control.events import (
@@ -106,6 +107,8 @@ class ActorController:
         self.run_state = RunState.RUNNING
         self.error = ""
         self.error_detail = ""
+        self.signal_problems: dict[str, str] = {}
+        """Scaled role -> why its signal cannot be measured at present."""
         self._outcome = RunState.FINISHED
         self._drains = True
         self._stop_level = 0
@@ -124,13 +127,15 @@ class ActorController:
     def done(self) -> bool:
         return self.phase is SystemPhase.ENDED
 
-    def step(self, now: float, events: Sequence[Event | HealthChecked]) -> list[Command]:
+    def step(self, now: float, events: Sequence[Event | HealthChecked | SignalMeasured]) -> list[Command]:
         if self._deadline_at is None:
             self._deadline_at = now + self._deadline_s
         self._returning = {node: until for node, until in self._returning.items() if until > now}
         for event in events:
             if isinstance(event, HealthChecked):
                 self._on_health_checked(now, event)
+            elif isinstance(event, SignalMeasured):
+                self._on_signal_measured(event)
             else:
                 self._on_event(now, event)
         if self.phase is SystemPhase.LAUNCHING:
@@ -248,6 +253,18 @@ class ActorController:
             who = f"{instance_name(*event.instance)} is " if len(process.instances) > 1 else ""
             process.kill_reason = f"{who}not healthy: {found.restart_reason()}"
             self._commands.append(StopWorker(event.worker, drain=False, reason=process.kill_reason))
+
+    def _on_signal_measured(self, event: SignalMeasured) -> None:
+        problem = event.problem.partition("\n")[0]
+        if problem:
+            self.signal_problems[event.role] = problem
+            text = f"{event.role} is not scaled: its signal cannot be measured: {problem}"
+        elif self.signal_problems.pop(event.role, None) is not None:
+            text = f"{event.role} is scaled again: its signal can be measured"
+        else:
+            return
+        data = {"role": event.role, "problem": event.problem}
+        self._commands.append(Note("signal", text, data))
 
     def _note_states(self, process: ProcessState) -> None:
         for instance in process.instances:

@@ -20,7 +20,8 @@ MAX_REASON_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class InstanceStatus:
-    """One instance at one moment. Figures of calls are those of its last heartbeat."""
+    """One instance at one moment. Figures of calls are those of this moment, or of the last answer of an instance that
+    does not answer within 0.2 s."""
 
     role: str
     index: int
@@ -60,6 +61,8 @@ class SystemStatus:
     instances: tuple[InstanceStatus, ...]
     advice: tuple[str, ...] = ()
     """Roles that request more than they use."""
+    warnings: tuple[str, ...] = ()
+    """Roles that are not scaled, because their signal cannot be measured."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,7 +71,8 @@ class SystemStatus:
     def from_dict(cls, data: Mapping[str, Any]) -> SystemStatus:
         """Inverse of `to_dict`, also after a detour through JSON."""
         rows = tuple(InstanceStatus(**{**row, "gpus": tuple(row["gpus"])}) for row in data["instances"])
-        return cls(**{**data, "instances": rows, "advice": tuple(data.get("advice", ()))})
+        texts = {name: tuple(data.get(name, ())) for name in ("advice", "warnings")}
+        return cls(**{**data, "instances": rows, **texts})
 
     def __str__(self) -> str:
         ready = sum(one.state == InstanceState.READY.value for one in self.instances)
@@ -89,7 +93,9 @@ class SystemStatus:
             "restarts",
         ]
         rows = [[*columns, "doing"], *(_row(one) for one in self.instances)]
-        return "\n".join([*lines, *align_table(rows, left=3), *(f"advice: {one}" for one in self.advice)])
+        lines += align_table(rows, left=3)
+        lines += [f"warning: {one}" for one in self.warnings]
+        return "\n".join([*lines, *(f"advice: {one}" for one in self.advice)])
 
 
 def _row(one: InstanceStatus) -> list[str]:

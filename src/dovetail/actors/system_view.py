@@ -10,14 +10,13 @@ from dovetail.streaming.view import StreamView, UnitView, WorkerView
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dovetail.actors.heartbeat_monitor import Heartbeat
+    from dovetail.actors.heartbeat_monitor import Heartbeat, HeartbeatMonitor
     from dovetail.actors.process_state import ProcessState
     from dovetail.actors.system_controller import ActorController
 
 
-def system_view(controller: ActorController, heartbeats: Mapping[tuple[str, int], Heartbeat], now: float) -> StreamView:
-    roles = list(controller.counts())
-    units = [_unit_view(role, controller.processes, heartbeats) for role in roles]
+def system_view(controller: ActorController, monitor: HeartbeatMonitor, now: float) -> StreamView:
+    units = [_unit_view(role, controller.processes, monitor) for role in controller.counts()]
     calls = sum(unit.taken_total for unit in units)
     return StreamView(
         now=now,
@@ -38,12 +37,10 @@ def system_view(controller: ActorController, heartbeats: Mapping[tuple[str, int]
     )
 
 
-def _unit_view(
-    role: str, processes: Sequence[ProcessState], heartbeats: Mapping[tuple[str, int], Heartbeat]
-) -> UnitView:
+def _unit_view(role: str, processes: Sequence[ProcessState], monitor: HeartbeatMonitor) -> UnitView:
     mine = [process for process in processes for name, _ in process.instances if name == role]
-    figures = [beat.figures for (name, _), beat in heartbeats.items() if name == role]
-    calls = sum(one.get("calls", 0) for one in figures)
+    figures = [beat.figures for (name, _), beat in monitor.heartbeats.items() if name == role]
+    calls, failed, busy_s = monitor.totals(role)
     states = [process.state for process in mine]
     restarts = sum(process.restarts for process in mine)
     return UnitView(
@@ -55,8 +52,8 @@ def _unit_view(
         taken_total=calls,
         given_total=calls,
         batches_total=calls,
-        busy_s_total=0.0,
-        failed_total=sum(one.get("failed", 0) for one in figures),
+        busy_s_total=busy_s,
+        failed_total=failed,
         retries_total=0,
         starting=states.count(InstanceState.STARTING),
         ready=states.count(InstanceState.READY),

@@ -21,6 +21,7 @@ from dovetail.cli.engine_option import LOCAL, engine_conflicts, engine_option
 from dovetail.cli.logs import logs as logs_of_run
 from dovetail.cli.options import (
     Decorator,
+    DurationText,
     cluster_option,
     complete_runs,
     file_argument,
@@ -41,12 +42,14 @@ from dovetail.observe.run_folder import (
     run_reference,
 )
 from dovetail.observe.run_header import run_kind, run_status
+from dovetail.runtime.missing_code import find_missing_code
 from dovetail.runtime.run_spec import add_import_path
 from dovetail.text_format import align_table, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from dovetail.actors.actors_file import ParsedActorsFile
     from dovetail.observe.run_folder import RunFolder
 
 ACTORS_KIND = "actors"
@@ -130,6 +133,7 @@ not fit, 5 engine unreachable.
 @cluster_option("cluster")
 @click.option(
     "--deadline",
+    type=DurationText(),
     default=DEFAULT_DEADLINE,
     show_default=True,
     metavar="TIME",
@@ -179,11 +183,29 @@ def _launch(file: str, sets: Sequence[str], **arguments: Any) -> dt.LiveSystem:
     from dovetail.cli.actors_plan import load_actors  # late: other commands need no system
 
     parsed, system = load_actors(file, sets)
-    add_import_path(Path(file).absolute().parent)
+    path = Path(file).absolute()
+    add_import_path(path.parent)
+    problems = list(_missing_classes(parsed, path))
+    if problems:
+        raise dt.ConfigError(problems)
     try:
         return system.launch(**arguments)
     except dt.InfeasibleError as error:
         raise dt.InfeasibleError(parsed.located(problem) for problem in error.problems) from None
+    except dt.ConfigError as error:
+        raise dt.ConfigError(
+            parsed.located(one) if one.subject is not None and one.subject.kind == "role" else one
+            for one in error.problems
+        ) from None
+
+
+def _missing_classes(parsed: ParsedActorsFile, file: Path) -> Iterator[dt.Problem]:
+    for number, role in enumerate(parsed.roles):
+        missing = find_missing_code(f"role {role.name!r}", role.cls, file.parent)
+        if missing is not None:
+            fixes = (f"cls: {missing.nearest}" if missing.nearest else missing.remedy(file.name),)
+            place = parsed.document.place(("roles", number, "cls"))
+            yield dt.Problem("DT034", missing.message, (missing.searched,), fixes, place)
 
 
 def _start_in_background(words: Sequence[str]) -> None:

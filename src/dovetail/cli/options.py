@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 from dovetail.documents.configuration import configured
 from dovetail.errors import DovetailError, did_you_mean
 from dovetail.observe.run_folder import LAST_RUN, find_run, list_runs, run_name_in_id
+from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import parse_max_errors
 from dovetail.pipeline.source_sink import MODES
 
@@ -53,6 +54,19 @@ class SuggestingChoice(click.Choice):  # type: ignore[type-arg]  # not generic b
         except click.BadParameter as error:
             hint = did_you_mean(str(value), list(self.choices))
             self.fail(f"{error.message.rstrip('.')}{hint}", param, ctx)
+
+
+class DurationText(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A duration such as "90s" or "1h30m", as the text that was given."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}; for example 90s or 5m", param, ctx)
+        return str(value)
 
 
 class ErrorLimit(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2

@@ -276,6 +276,9 @@ python main.py
 dovetail plan actors.yaml --cluster "2x(8cpu, 32GB)"
 dovetail explain actors.yaml rollout
 dovetail simulate actors.yaml             # the call pattern is in the file
+dovetail actors up actors.yaml --detach   # without a program that drives it
+dovetail actors status
+dovetail actors down
 ```
 """
 

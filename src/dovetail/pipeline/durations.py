@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dovetail.documents.fields import Mistake, Schema, Type, WrongValue, nearest, number_in
-from dovetail.errors import UNSET
+from dovetail.errors import UNSET, Change, ConfigError, Given, Problem, Subject, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +43,16 @@ def _in_range(seconds: float) -> float:
     if not 0 < seconds <= DURATION_LIMIT_S:
         raise ValueError("is not more than nothing and at most 366 days")
     return float(seconds)
+
+
+def checked_duration(name: str, value: object, code: str, example: str) -> float:
+    """Seconds of an argument; ConfigError with this code, and `example` as the fix, if it is no duration."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        message = Text(Given(name, value), f" {error}")
+        subject = Subject("setting", name)
+        raise ConfigError(Problem(code, message, fixes=(Change({name: example}),), subject=subject)) from None
 
 
 def _duration_mistakes(value: object) -> Iterator[Mistake]:

@@ -1,4 +1,4 @@
-"""Functions of stages that do not exist, found from the source of their modules, which are not imported."""
+"""Functions and classes that do not exist, found from the source of their modules, which are not imported."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DYNAMIC_CALLS = {"globals", "exec", "setattr"}
 
 @dataclass(frozen=True, slots=True)
 class MissingCode:
-    """A stage whose module or function does not exist."""
+    """The module or the name of "package.module:name" that does not exist."""
 
     message: str
     searched: str
     nearest: str
-    """The function that was probably meant, "" if there is none like it."""
+    """The reference that was probably meant, "" if there is none like it."""
     name: str = ""
-    """The missing function; "": the module is missing."""
+    """The missing function or class; "": the module is missing."""
     file: Path | None = None
     module: str = ""
 
@@ -41,9 +41,10 @@ class MissingCode:
         return f"create {self.module}.py beside {near}, or install the package"
 
 
-def find_missing_code(stage: str, run: object, folder: Path) -> MissingCode | None:
-    """None if the code exists, is not given as a string, or cannot be found without importing it."""
-    module, _, path = run.partition(":") if isinstance(run, str) else ("", "", "")
+def find_missing_code(label: str, reference: object, folder: Path) -> MissingCode | None:
+    """None if the code exists, is not given as a string, or cannot be found without importing it. `label` names its
+    user in messages: "stage 'caption'"."""
+    module, _, path = reference.partition(":") if isinstance(reference, str) else ("", "", "")
     top = module.partition(".")[0]
     if not top or top in sys.modules:
         return None
@@ -51,14 +52,14 @@ def find_missing_code(stage: str, run: object, folder: Path) -> MissingCode | No
     if spec is None:
         near = nearest_word(top, _modules_in(folder))
         hint = f" (did you mean {near!r}?)" if near else ""
-        message = f"stage {stage!r}: no module named {top!r}{hint}"
+        message = f"{label}: no module named {top!r}{hint}"
         nearest = f"{near}{module.removeprefix(top)}:{path}" if near else ""
         return MissingCode(message, f"searched in {folder} and on sys.path", nearest, module=top)
     file = _source_file(spec, module)
     names, name = None if file is None else defined_names(file), path.partition(".")[0]
     if names is None or name in names:
         return None
-    message = f"stage {stage!r}: {module} has no {name!r}{did_you_mean(name, sorted(names))}"
+    message = f"{label}: {module} has no {name!r}{did_you_mean(name, sorted(names))}"
     near = nearest_word(name, sorted(names))
     return MissingCode(message, f"in {file}", f"{module}:{near}" if near else "", name, file, module)
 
@@ -67,7 +68,7 @@ def missing_code_problems(stages: Iterable[Stage]) -> Iterator[Problem]:
     """Of a pipeline in Python whose workers have the import path of this process."""
     folder = Path(sys.path[0] if sys.path else ".").absolute()
     for stage in stages:
-        missing = find_missing_code(stage.name, stage.run, folder)
+        missing = find_missing_code(f"stage {stage.name!r}", stage.run, folder)
         if missing is not None:
             program = Path(sys.argv[0]).name or "the program"
             fixes = (f'run="{missing.nearest}"',) if missing.nearest else (missing.remedy(program),)

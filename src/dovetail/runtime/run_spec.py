@@ -263,7 +263,7 @@ def missing_code(job: RunSpec) -> list[Problem]:
     """Stages of a file whose module or function does not exist, found without the cost of importing the module."""
     found = []
     for number, stage in enumerate(job.pipeline.stages):
-        missing = find_missing_code(stage.name, stage.run, job.file.parent)
+        missing = find_missing_code(f"stage {stage.name!r}", stage.run, job.file.parent)
         if missing is not None:
             fixes = (f"run: {missing.nearest}",) if missing.nearest else (missing.remedy(job.file.name),)
             place = job.document.place(("stages", number, "run"))

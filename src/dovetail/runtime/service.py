@@ -21,9 +21,9 @@ from dovetail.data.request_queue import (
     TooManyRequests,
     service_closed_error,
 )
-from dovetail.errors import ConfigError, Problem, short_repr
+from dovetail.errors import Problem
 from dovetail.observe.run_header import SERVICE
-from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.durations import checked_duration, parse_duration
 from dovetail.runtime.arguments import check_service_arguments
 from dovetail.runtime.assembly import (
     FIRST_REPLAN_S,
@@ -305,12 +305,7 @@ class Service(RunHandle):
 
 
 def _parse_deadline(deadline: float | str) -> float:
-    try:
-        return parse_duration(deadline)
-    except ValueError as error:
-        raise ConfigError(
-            Problem("DT375", f"deadline={short_repr(deadline)} {error}", fixes=('deadline="2s"',))
-        ) from None
+    return checked_duration("deadline", deadline, "DT375", "2s")
 
 
 def _status_fix(folder: Path) -> tuple[str, ...]:

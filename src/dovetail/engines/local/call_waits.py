@@ -1,8 +1,8 @@
 """Slots that wait for calls, and the detection of deadlocks among them. Worker side.
 
 A thread that has waited for a call for a while asks the processes behind it what they wait for (see `call_cycles`); the
-processes answer from the thread that reads their sockets. Only waits with `result` and `exception` in the thread of a
-slot count: async methods and threads of the user's own are never part of a cycle.
+processes answer from the thread that reads their sockets. Waits with `result` and `exception` in the thread of a slot
+count, and calls that an async method awaits itself; tasks and threads of the user's own are never part of a cycle.
 """
 
 from __future__ import annotations
@@ -81,7 +81,20 @@ class WaitableCall(Future[Any]):
         return super().exception(timeout if self._state == FINISHED else self._wait(timeout))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.wrap_future(self).__await__()
+        return self.awaited_as(self).__await__()
+
+    async def awaited_as(self, future: Future[Any]) -> Any:
+        """Await a future that this call ends, as the slot of the async method that awaits it."""
+        slot, task = CURRENT_SLOT.get(), asyncio.current_task()
+        if slot is None or slot.task is not task or self._state == FINISHED:
+            return await asyncio.wrap_future(future)
+        slot.waits_for = self
+        checks = CycleChecks(self, slot)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            slot.waits_for = None
+            checks.stop()
 
     def _wait(self, timeout: float | None) -> float | None:
         """Wait as a slot that can be part of a deadlock; returns the seconds that are left."""
@@ -106,9 +119,14 @@ class WaitableCall(Future[Any]):
             self._pause(pause_s if end is None else min(pause_s, end - time.monotonic()))
             if self.done() or (end is not None and time.monotonic() >= end):
                 return
-            cycle = self._find_cycle(slot)
-            if cycle is not None and (cycle.is_deepest or checks) and cycle == self._find_cycle(slot):
-                self.withdraw(cycle_error(cycle))
+            self.fail_in_cycle(slot, checks)
+
+    def fail_in_cycle(self, slot: RunningSlot, checks: int) -> None:
+        """End the call with an error if its slot is part of a cycle; at the first check only the last call of a
+        chain."""
+        cycle = self._find_cycle(slot)
+        if cycle is not None and (cycle.is_deepest or checks) and cycle == self._find_cycle(slot):
+            self.withdraw(cycle_error(cycle))
 
     def _pause(self, seconds: float) -> None:
         """Wait until the call is answered, at most for some seconds; may return earlier."""
@@ -133,6 +151,34 @@ class WaitableCall(Future[Any]):
     def _wake(self, _answer: Future[Any]) -> None:
         with self._condition:
             self._condition.notify_all()
+
+
+class CycleChecks:
+    """Checks of a call that an async method awaits. Nothing but a timer as long as the call is fast; a check, which
+    asks other processes, runs in a thread. Thread: event loop."""
+
+    def __init__(self, call: WaitableCall, slot: RunningSlot) -> None:
+        self._call, self._slot = call, slot
+        self._loop = asyncio.get_running_loop()
+        self._pauses = enumerate(chain(CHECK_PAUSES_S, repeat(CHECK_PAUSES_S[-1])))
+        self._is_stopped = False
+        self._schedule()
+
+    def _schedule(self) -> None:
+        number, pause_s = next(self._pauses)
+        self._timer = self._loop.call_later(pause_s, self._check, number)
+
+    def _check(self, number: int) -> None:
+        checked = self._loop.run_in_executor(None, self._call.fail_in_cycle, self._slot, number)
+        checked.add_done_callback(self._on_checked)
+
+    def _on_checked(self, checked: asyncio.Future[None]) -> None:
+        if not self._is_stopped and not checked.cancelled() and checked.exception() is None:
+            self._schedule()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._timer.cancel()
 
 
 def cycle_error(cycle: CallCycle) -> CallCycleError:

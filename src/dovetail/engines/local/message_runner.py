@@ -38,6 +38,7 @@ from dovetail.engines.local.protocol import (
 )
 from dovetail.engines.local.received_calls import ReceivedCalls
 from dovetail.engines.local.result_packer import OutgoingPayloads, PieceStore, ResultPacker, pack_keyed_items
+from dovetail.engines.local.running_slot import CURRENT_SLOT
 from dovetail.engines.result_stream import StoredPiece
 from dovetail.engines.stage_chain import MessageOutcome
 from dovetail.engines.unit_executor import is_awaitable
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from dovetail.engines.local.call_body import OpenedValue
     from dovetail.engines.local.peer_links import PeerLinks
     from dovetail.engines.local.protocol import Chunk, Frame
+    from dovetail.engines.local.running_slot import RunningSlot
     from dovetail.engines.local.worker_spec import WorkerSpec
     from dovetail.engines.stage_chain import MessageOutcome
     from dovetail.engines.unit_executor import UnitExecutor
@@ -393,12 +395,24 @@ class MessageRunner:
                 Thread(target=self._loop.run_forever, name="async-methods", daemon=True).start()
         return self._loop
 
-    def await_result(self, awaitable: Awaitable[Any], number: int = 0, loop: AbstractEventLoop | None = None) -> Any:
+    def await_result(
+        self,
+        awaitable: Awaitable[Any],
+        number: int = 0,
+        loop: AbstractEventLoop | None = None,
+        slot: RunningSlot | None = None,
+    ) -> Any:
         """Await in an event loop (None: the one that all async methods of this worker share); the slot is taken
-        meanwhile. `number`: of the call, which may be cancelled; 0: a call of this process."""
+        meanwhile. `number`: of the call, which may be cancelled; 0: a call of this process. `slot`: that of the call;
+        None: the current one."""
         import asyncio
 
+        slot = CURRENT_SLOT.get() if slot is None else slot
+
         async def wait() -> Any:
+            CURRENT_SLOT.set(slot)
+            if slot is not None:
+                slot.task = asyncio.current_task()
             return await awaitable
 
         if number:

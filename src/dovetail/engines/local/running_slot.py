@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncio import Task
+
     from dovetail.engines.local.call_waits import WaitableCall
 
 
 class RunningSlot:
     """A slot in which a message or a call runs."""
 
-    __slots__ = ("depth", "hosted", "number", "thread", "waits_for")
+    __slots__ = ("depth", "hosted", "number", "task", "thread", "waits_for")
 
     def __init__(self, hosted: str, number: int | None = None, depth: int = 0) -> None:
         self.hosted = hosted
@@ -22,6 +24,8 @@ class RunningSlot:
         self.depth = depth
         """How many callers wait for the call."""
         self.thread = get_ident()
+        self.task: Task[Any] | None = None
+        """Of an async method."""
         self.waits_for: WaitableCall | None = None
 
 

@@ -401,7 +401,7 @@ class ThreadSlots:
         try:
             value = call.start(self._executor, slot)
             if is_awaitable(value):
-                value = self._runner.await_result(value)
+                value = self._runner.await_result(value, slot=slot)
         except BaseException as error:  # passed to the caller
             call.end(None, error)
         else:
