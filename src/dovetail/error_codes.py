@@ -784,7 +784,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     (
         "DT643",
         2,
-        "No queue is given, its SQLite file does not exist, or a URL is given as the name of a queue.",
+        "No queue is given, its SQLite file does not exist, it is in memory, or a URL is given as the name of a queue.",
         "Set DOVETAIL_QUEUE=sqlite:///jobs.db, or use `--queue-url`.",
     ),
     (

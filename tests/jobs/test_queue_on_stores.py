@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import dovetail as dt
-from dovetail.jobs.job import JobState
+from dovetail.jobs.job import JobSpec, JobState
+from dovetail.jobs.job_id import new_job_id
 from jobs import queue_functions
 from jobs.queue_aids import QueueScene
 from jobs.queue_functions import add, fail, note
 from jobs.test_memory_store import ManualClock
+from jobs.worker_aids import running_worker, wait_for_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +58,19 @@ def test_jobs_are_submitted_run_awaited_and_purged(scene: QueueScene, tmp_path: 
     assert queue.purge(state="succeeded").jobs == 2
     assert [path for path in (tmp_path / "jobs.db.files").rglob("*") if path.is_file()] == []
     assert [job.status for job in queue.list()] == [JobState.FAILED]
+
+
+def test_what_was_written_into_the_store_past_the_queue_is_refused_and_never_imported(scene: QueueScene) -> None:
+    ids = [new_job_id(), new_job_id()]
+    functions = [("os:system", b'[["touch /x"],{}]'), ("antigravity:geohash", b"[[],{}]")]
+    scene.queue.store.submit(
+        [JobSpec(job, function, call) for job, (function, call) in zip(ids, functions, strict=True)]
+    )
+    with running_worker(scene.queue):
+        for job, (function, _) in zip(ids, functions, strict=True):
+            wait_for_state(scene.queue.get(job), JobState.FAILED)
+            assert f"does not run '{function}'" in scene.queue.get(job).record().error
+    assert "antigravity" not in sys.modules
 
 
 def test_concurrent_submissions_of_one_key_are_one_job(scene: QueueScene) -> None:

@@ -11,6 +11,7 @@ import click
 
 import dovetail as dt
 from dovetail.documents.configuration import SQLITE_PREFIX, at_origin, configured, variable_of
+from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.store import JobFilter
 from dovetail.pipeline.option_surface import OptionSurface
 
@@ -78,6 +79,9 @@ def opened_queue(
     except dt.ConfigError as error:
         raise at_origin(QueueSurface().error(error), url) from None
     try:
+        if type(queue.store) is MemoryStore:
+            message = f"a queue at {url} ends with its program, so that commands cannot share it"
+            raise dt.ConfigError(dt.Problem(NO_QUEUE, message, fixes=(f"--queue-url {EXAMPLE_URL}",)))
         yield queue
     finally:
         queue.close()

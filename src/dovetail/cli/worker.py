@@ -213,6 +213,8 @@ class WorkerSurface(OptionSurface):
     """Options of `dt.Worker` as options of this command."""
 
     def option(self, name: str, value: object) -> str:
+        if name == "queues" and isinstance(value, list):
+            return f"--queues {','.join(value)}"
         return "--no-gpu" if name == "use_gpu" and value is False else super().option(name, value)
 
 

@@ -82,7 +82,7 @@ class Submission:
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            return _bind_problem(self.template.function, self.signature, str(error), kwargs)
+            return _bind_problem(self.template.function, self.signature, str(error), args, kwargs)
         return None
 
 
@@ -258,17 +258,25 @@ def _ambiguous(options: Mapping[str, Any], signature: inspect.Signature | None, 
     return problems
 
 
-def _bind_problem(reference: str, signature: inspect.Signature, reason: str, kwargs: Mapping[str, Any]) -> Problem:
+def _bind_problem(
+    reference: str, signature: inspect.Signature, reason: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Problem:
+    """All arguments that are missing or unknown: Python names only the first."""
     name = reference.rpartition(":")[2]
     shown = f"{name}{signature}"
     evidence = (shown if len(shown) <= 200 else f"{shown[:197]}...",)
     unknown = [word for word in kwargs if word not in signature.parameters]
+    reasons = [f"got an unexpected keyword argument {word!r}" for word in unknown]
+    known = {word: value for word, value in kwargs.items() if word not in unknown}
+    try:
+        signature.bind(*args, **known)
+    except TypeError as error:
+        reasons = [str(error), *reasons]
     fixes = []
     for word in unknown:
         near = nearest_word(word, [*EXCLUSIVE, *signature.parameters])
-        if near is not None:
-            fixes.append(f"{near}={short_repr(kwargs[word])}")
-    message = f"{name}() cannot be called with these arguments: {reason}"
+        fixes.append(f"omit {word}" if near is None else f"{near}={short_repr(kwargs[word])}")
+    message = f"{name}() cannot be called with these arguments: {', and '.join(reasons or [reason])}"
     return Problem(BAD_CALL, message, evidence, tuple(fixes) or (f"call it as {name}{signature}"[:200],))
 
 

@@ -77,9 +77,20 @@ def _resources_mistakes(value: object) -> Iterator[Mistake]:
         return
     if isinstance(value, Mapping):
         for mistake in RESOURCES.mistakes(value):
-            yield _inside(value, mistake, "a dt.Resources", ObjectSource("dt.Resources(cpus=1)", {"cpus": 1}))
+            yield _inside(value, mistake, "a dt.Resources", _corrected_resources(value, mistake))
         return
     yield WrongValue(value, "a dt.Resources", instead=(ObjectSource("dt.Resources(cpus=1)", {"cpus": 1}),))
+
+
+def _corrected_resources(value: Mapping[str, Any], mistake: Mistake) -> ObjectSource:
+    """The request with another value in the place of the one that is wrong, if that makes it valid."""
+    if isinstance(mistake, WrongValue) and len(mistake.path) == 1 and mistake.instead:
+        given: dict[str, Any] = {str(name): amount for name, amount in value.items() if amount not in ({}, None)}
+        given[str(mistake.path[0])] = mistake.instead[0]
+        if next(iter(RESOURCES.mistakes(given)), None) is None:
+            arguments = ", ".join(f"{name}={python_literal(amount)}" for name, amount in given.items())
+            return ObjectSource(f"dt.Resources({arguments})", given)
+    return ObjectSource("dt.Resources(cpus=1)", {"cpus": 1})
 
 
 def _retries_mistakes(value: object) -> Iterator[Mistake]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.fields import Type, WrongValue, is_int
-from dovetail.errors import UNSET, Change, ClusterError, ConfigError, Problem, Subject, short_repr
+from dovetail.errors import UNSET, Change, ClusterError, ConfigError, Given, Problem, Subject, Text, short_repr
 from dovetail.jobs.submit_options import ISOLATIONS, NAME
 from dovetail.pipeline.durations import parse_duration
 from dovetail.resources.cluster import Cluster, Gpu, Node
@@ -88,7 +88,7 @@ def worker_options(given: Mapping[str, Any], environment: Mapping[str, str] | No
     for name, read in _READERS.items():
         value = given.get(name, UNSET)
         if value is not UNSET and not (value == AUTO and name in values):
-            _read(read, value, values, name, problems, BAD_OPTION, f"{name}={short_repr(value)}")
+            _read(read, value, values, name, problems, BAD_OPTION, "")
     values.setdefault("worker_id", default_worker_id())
     if values.get("isolation") == "thread" and values.get("job_timeout_s") is not None:
         problems.append(_thread_timeout_problem(values["job_timeout_s"]))
@@ -117,15 +117,18 @@ def _read(
     try:
         values[name] = read(value)
     except _WrongOptionError as error:
-        subject = Subject("setting", name)
         fix = error.fix if code == BAD_OPTION else (f"export {_FROM_VARIABLES[name][0]}={error.example}",)
-        problems.append(Problem(code, f"{shown} {error.reason}", fixes=fix, subject=subject))
+        message = Text(shown or Given(error.name, value), f" {error.reason}")
+        problems.append(Problem(code, message, fixes=fix, subject=Subject("setting", error.name)))
     except (ValueError, TypeError) as error:
-        problems.append(Problem(code, f"{shown} {error}", fixes=(_EXAMPLES[name],), subject=Subject("setting", name)))
+        message = Text(shown or Given(name, value), f" {error}")
+        problems.append(Problem(code, message, fixes=(_EXAMPLES[name],), subject=Subject("setting", name)))
 
 
 class _WrongOptionError(Exception):
     def __init__(self, name: str, reason: str, example: object) -> None:
+        self.name = name
+        """Of the argument, without the unit that the option has here."""
         self.reason = reason
         self.example = example
         self.fix = (Change({name: example}),)
