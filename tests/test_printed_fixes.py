@@ -483,6 +483,52 @@ def test_a_wrong_value_of_a_stage_in_python(settings: dict[str, object]) -> None
     dt.Pipeline([dt.Stage("same", same, **keywords(fix))])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"batchsize": 4}, {"batch_size": 4}),
+        ({"cpus": 2}, {"resources": dt.Resources(cpus=2)}),
+        ({"num_gpus": 1, "cpu": 2}, {"resources": dt.Resources(cpus=2, gpus=1)}),
+        ({"resources": dt.Resources(memory="1GB"), "gpu": 1}, {"resources": dt.Resources(gpus=1, memory="1GB")}),
+    ],
+)
+def test_an_unknown_argument_of_a_stage_in_python(settings: dict[str, object], wanted: dict[str, object]) -> None:
+    (fix,) = fixes_of(lambda: dt.Stage("same", same, **settings))  # type: ignore[arg-type]
+    assert keywords(fix) == wanted
+    dt.Pipeline([dt.Stage("same", same, **keywords(fix))])  # type: ignore[arg-type]
+
+
+def test_all_unknown_arguments_of_a_stage_are_reported() -> None:
+    with pytest.raises(dt.PipelineError) as caught:
+        dt.Stage("same", same, batchsize=4, gpus=1, nothing=5)  # type: ignore[call-arg]
+    assert caught.value.codes == ("DT011",) * 3
+    assert "'gpus': what a worker needs belongs to `resources`" in str(caught.value)
+    assert "remove nothing=" in str(caught.value)
+
+
+def test_an_unknown_argument_of_resources_in_python() -> None:
+    (fix,) = fixes_of(lambda: dt.Resources(gpu=2, cpus=1))  # type: ignore[call-arg]
+    assert dt.Resources(**keywords(fix)) == dt.Resources(gpus=2)  # type: ignore[arg-type]
+
+
+def test_a_sink_in_the_place_of_the_engine_in_python(home: Path) -> None:
+    pipeline = dt.Pipeline([dt.Stage("same", same)])
+    (fix,) = fixes_of(lambda: dt.run(pipeline, [1], "out.jsonl"))
+    dt.run(pipeline, [1], **keywords(fix)).wait()  # type: ignore[arg-type]
+    assert (home / "out.jsonl").read_text() == "1\n"
+
+
+def test_a_source_in_the_place_of_the_pipeline_in_python(home: Path) -> None:
+    first, *_ = fixes_of(lambda: dt.run(range(3), [same]))  # type: ignore[arg-type]
+    assert first == "dt.run([function], source)"
+    assert sorted(dt.run([same], range(3))) == [0, 1, 2]
+
+
+def test_a_spec_in_the_place_of_nodes_in_python() -> None:
+    (fix,) = fixes_of(lambda: dt.Cluster("2x(4cpu)"))  # type: ignore[arg-type]
+    assert len(eval(fix, {"dt": dt}).nodes) == 2
+
+
 def test_two_stages_of_one_name_in_python() -> None:
     (fix,) = fixes_of(lambda: dt.Pipeline([dt.Stage("same", same), dt.Stage("same", same)]))
     dt.Pipeline([dt.Stage("same", same), dt.Stage(run=same, **keywords(fix))])  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "A file is missing, is a directory, is empty, is not UTF-8 or is not YAML.",
         "Check the path, and correct the line that the message names.",
     ),
-    ("DT011", 2, "A file contains an unknown key.", "Correct the spelling of the key, or remove it."),
+    ("DT011", 2, "A file has an unknown key, or a call an unknown argument.", "Correct the spelling, or remove it."),
     ("DT012", 2, "A required key is missing.", "Add the key."),
     ("DT013", 2, "A value in a file has the wrong type.", "Write a value of the type that the message names."),
     (

@@ -277,6 +277,7 @@ def test_an_unknown_card_has_only_what_is_written() -> None:
         ("(4cpu, 2xH10O:80GB)", "did you mean 'H100'?", ["(4cpu, 2xH100:80GB)"]),
         ("(4cpu, 2xL4OS:nvdec=1)", "did you mean 'L40S'?", ["(4cpu, 2xL40S:nvdec=1)"]),
         ("(4cpu, H1000)", "did you mean 'H100'?", ["(4cpu, H100)", "(4cpu, H1000:24GB)"]),
+        ("(4cpu, 2 gpus)", "'2 gpus' has no GPU model", ["(4cpu, 2xL40S)", "(4cpu, 2xgpu:48GB)"]),
         ("(4cpu, Zeta)", "write its memory as well", ["(4cpu, Zeta:24GB)"]),
         ("4x(32cpu, 128GB 2xL40S)", "a comma is missing", ["4x(32cpu, 128GB, 2xL40S)"]),
         ("32 cpu 128 GB 2 x RTX 4090 a=1", "a comma is missing", ["32 cpu, 128 GB, 2 x RTX 4090, a=1"]),

@@ -262,6 +262,16 @@ def unknown_key_problem(word: str, known: Iterable[str], value: object = UNSET) 
     )
 
 
+def unknown_argument_problem(word: str, known: Iterable[str], value: object, label: str = "") -> Problem:
+    """The problem of an argument in Python that an object does not have; `label` names the object."""
+    names = sorted(known)
+    near = nearest_word(word, names)
+    message = f"{label}: " if label else ""
+    message += f"unknown argument {word!r}{did_you_mean(word, names)}"
+    fix = f"remove {word}=" if near is None else Change({near: value})
+    return Problem("DT011", message, (f"arguments: {', '.join(names)}",), (fix,))
+
+
 # --- types
 
 

@@ -7,6 +7,8 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from dovetail.documents.fields import unknown_argument_problem
+from dovetail.errors import PipelineError, Problem, nearest_word
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
 from dovetail.pipeline.failure_rules import ANY_EXCEPTION, FailureAction, FailureRules, exception_name
@@ -80,7 +82,10 @@ class Stage:
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         stage = super().__new__(cls)
-        given = frozenset(named) | frozenset(item.name for item in fields(cls)[: len(arguments)])
+        names = [item.name for item in fields(cls)]
+        if not named.keys() <= set(names):
+            raise PipelineError(_unknown_arguments({**dict(zip(names, arguments, strict=False)), **named}, names))
+        given = frozenset(named) | frozenset(names[: len(arguments)])
         object.__setattr__(stage, "_given", given)
         return stage
 
@@ -166,3 +171,25 @@ def _plain(value: object) -> object:
         return float(value) if isinstance(value, Real) else value
     except (OverflowError, ValueError):
         return value
+
+
+def _unknown_arguments(given: Mapping[str, Any], names: Sequence[str]) -> list[Problem]:
+    """Problems of arguments that a stage does not have; those of its resources have one fix."""
+    label = f"stage {given['name']!r}" if isinstance(given.get("name"), str) else "a stage"
+    resource_names = [item.name for item in fields(Resources)]
+    problems, moved = [], {}
+    for word in given.keys() - set(names):
+        near = nearest_word(word, [*names, *resource_names])
+        if near in resource_names:
+            moved[word] = (near, given[word])
+        else:
+            problems.append(unknown_argument_problem(word, names, given[word], label))
+    if moved:
+        before = given.get("resources")
+        kept = vars(before) if isinstance(before, Resources) else {}
+        values = {name: value for name, value in kept.items() if value != getattr(ONE_CPU, name)} | dict(moved.values())
+        fix = f"resources=dt.Resources({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+        words = ", ".join(map(repr, sorted(moved)))
+        message = f"{label}: unknown argument {words}: what a worker needs belongs to `resources`"
+        problems.append(Problem("DT011", message, fixes=(fix,)))
+    return sorted(problems, key=lambda problem: problem.message)

@@ -116,6 +116,10 @@ class Cluster:
     """Notes of the discovery: limits that apply, cards that are lost."""
 
     def __post_init__(self) -> None:
+        given: object = self.nodes
+        if isinstance(given, str):
+            fixes = (f"dt.Cluster.of({given!r})",)
+            raise ClusterError(Problem("DT023", f"nodes={given!r} is a text, not nodes", fixes=fixes))
         if not self.nodes:
             raise ClusterError(Problem("DT020", "a cluster needs at least one node", fixes=("write '1x(4cpu, 16GB)'",)))
         twice = sorted(name for name, count in Counter(node.name for node in self.nodes).items() if count > 1)

@@ -105,6 +105,7 @@ _CPUS = re.compile(r"(?P<number>[-+.\w]*?)\s*cpus?", re.IGNORECASE)
 _KEEP = re.compile(r"keep\s+(?P<number>[-+.\w]*?)\s*cpus?", re.IGNORECASE)
 _CUSTOM = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)\s*=\s*(?P<number>.+)")
 _CARDS = re.compile(rf"(?:(?P<count>{_COUNT})\s*[x*]\s*)?(?P<model>[A-Za-z][\w.+\- ]*)(?P<rest>(?:\s*:.*)?)")
+_CARDS_WITHOUT_MODEL = re.compile(r"(?P<count>[1-9][0-9]{0,2})\s*(?:gpu|card)s?", re.IGNORECASE)
 _COUNTED = re.compile(rf"{_COUNT}\s*[x*]\s*[A-Za-z]")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 _LABEL = re.compile(r"[^\s,={}()|+][^,={}()|+]*")
@@ -432,6 +433,9 @@ def _parse_one_item(group: NodeSpec, text: str) -> None:
         if group.cpu_milli:
             raise SpecError(f"CPUs are given twice, the second time as {text!r}", _twice_fix(group))
         group.cpu_milli = _spec_cpus(match["number"], text, "{}cpu", "CPUs")
+    elif match := _CARDS_WITHOUT_MODEL.fullmatch(text):
+        message = f"{text!r} has no GPU model: cards are written as a number, an x and the model"
+        raise SpecError(message, instead=(f"{match['count']}xL40S", f"{match['count']}xgpu:48GB"))
     elif (text[0].isdigit() or text[0] in "+-.") and not _COUNTED.match(text):
         _add_memory(group, text)
     elif ":" not in text and (match := _CUSTOM.fullmatch(text)):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 from dovetail.documents.fields import (
     FLAG,
@@ -18,6 +18,7 @@ from dovetail.documents.fields import (
     predicate,
     record_of,
     setting_problem,
+    unknown_argument_problem,
 )
 from dovetail.errors import UNSET, Change, Problem, ResourceError, Subject, short_repr
 from dovetail.resources.gpu_models import look_alike_model, model_key
@@ -54,6 +55,13 @@ class Resources:
     accelerator: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     custom: Mapping[str, float] = field(default_factory=dict)
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        names = {item.name for item in fields(cls)}
+        if not named.keys() <= names:
+            unknown = sorted(named.keys() - names)
+            raise ResourceError([unknown_argument_problem(word, names, named[word]) for word in unknown])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         problems = resource_problems(self)

@@ -8,6 +8,7 @@ import re
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
+from dovetail.data.file_formats import format_from_suffix
 from dovetail.documents.configuration import at_origin
 from dovetail.engines.ray.address import FORMS, RayAddress, is_ray_engine
 from dovetail.errors import (
@@ -137,6 +138,9 @@ def engine_errors(engine: object) -> Iterator[Problem]:
             RayAddress.parse(engine)
         except ConfigError as error:
             yield from at_origin(error, engine).problems
+    elif isinstance(engine, str | os.PathLike) and format_from_suffix(str(engine)) is not None:
+        message = f"unknown engine {short_repr(engine)}: the file of the results is the argument `sink`"
+        yield Problem("DT331", message, fixes=(Change({"sink": str(engine)}),))
     elif engine != "local":
         hint = did_you_mean(str(engine), ENGINES)
         fixes: tuple[Fix, ...] = (

@@ -136,7 +136,7 @@ def run(
     if isinstance(pipeline, list | tuple):
         with suppress(PipelineError):  # `check_arguments` reports its problems with all others
             pipeline = Pipeline(pipeline)
-    if not isinstance(pipeline, Pipeline) and isinstance(pipeline, Startable):
+    if not isinstance(pipeline, Pipeline) and isinstance(pipeline, Startable) and callable(pipeline.start):
         own = {"source": source or None, "engine": engine, "mode": mode, "ordered": ordered, "sink": sink}
         own |= {"max_errors": max_errors}
         return pipeline.start(
