@@ -87,6 +87,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/backfill.py --rows 1000000 --peers --json benchmarks/results/backfill.json
 	$(BIN)/python benchmarks/jobs.py --store redis --peers --json benchmarks/results/jobs_redis.json
 	$(BIN)/python benchmarks/jobs.py --store sqlite --json benchmarks/results/jobs_sqlite.json
+	$(BIN)/python benchmarks/jobs_claims.py --json benchmarks/results/jobs_claims.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist benchmarks/results

@@ -371,6 +371,16 @@ def test_queues_are_paused_and_resumed(place: Place) -> None:
     assert place.said("resume", "gpu", "gup").startswith("gpu is not paused\n")
 
 
+def test_a_ready_job_shows_why_it_waits(place: Place) -> None:
+    place.add_worker()
+    place.submit("tasks:train", "--resources", "cpus=1")
+    place.said("pause", "default")
+    assert "paused: queue default" in place.ok("ls")
+    assert "paused: queue default" in place.ok("show", "last")
+    assert json.loads(place.ok("show", "last", "--json"))["waiting"] == "paused: queue default"
+    assert json.loads(place.ok("ls", "--json"))[0]["waiting"] == "paused: queue default"
+
+
 def test_queues_have_limits(place: Place) -> None:
     assert place.ok("limit", "gpu") == "gpu: no limits\n"
     assert place.ok("limit", "gpu", "--max-running", "4") == "gpu: at most 4 running\n"

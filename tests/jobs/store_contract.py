@@ -34,6 +34,7 @@ from dovetail.jobs.store import (
     Receipt,
     Renewal,
     Reply,
+    Reservation,
     Schedule,
     Store,
     WorkerInfo,
@@ -55,6 +56,7 @@ CPU_NODE = Node("cpu", cpu_milli=4000, memory_bytes=16 * GB, custom=(("licence",
 GPU_NODE = Node("gpu", cpu_milli=8000, memory_bytes=64 * GB, gpus=(Gpu("gpu", 40 * GB), Gpu("gpu", 40 * GB)))
 ONE_GPU_NODE = replace(GPU_NODE, gpus=GPU_NODE.gpus[:1])
 HALF_GPU_NODE = replace(ONE_GPU_NODE, cpu_milli=7000)
+ONE_CPU, TWO_CPUS, FOUR_CPUS = (Resources(cpus=cpus).shape() for cpus in (1, 2, 4))
 GPU_SHAPE = Resources(cpus=1, gpus=0.5).shape()
 ONE_CPU, TWO_CPUS, FOUR_CPUS, FIVE_CPUS = (Resources(cpus=cpus).shape() for cpus in (1, 2, 4, 5))
 SECOND = 1000
@@ -94,9 +96,13 @@ class StoreScene:
         lease_ms: int = DEFAULT_LEASE_MS,
         delay_ms: int = 0,
         running: tuple[ClaimedJob, ...] = (),
+        ends_in_ms: int | None = None,
+        used: Shape = NO_RESOURCES,
     ) -> Reply:
-        """`running`: jobs that hold resources of the node; those that are preemptible are offered for preemption."""
-        free, held = free_of(node), []
+        """`running`: jobs that hold resources of the node; those that are preemptible are offered for preemption.
+        `used`: what others hold."""
+        free, held = free_of(node) if used == NO_RESOURCES else Admission().take(used, free_of(node)), []
+        assert free is not None
         for job in running:
             seats = () if job.shape == NO_RESOURCES else (seat_on(free, job.shape),)
             for seat in seats:
@@ -105,7 +111,7 @@ class StoreScene:
                 free = left
             held.append(PreemptibleJob(job.lease.job_id, job.lease.token, seats))
         preemptible = tuple(one for job, one in zip(running, held, strict=True) if job.spec.preemptible)
-        claim = None if slots is None else Claim(slots, free, queues, delay_ms, preemptible)
+        claim = None if slots is None else Claim(slots, free, queues, delay_ms, preemptible, ends_in_ms)
         return self.store.exchange(Exchange(worker, completions, renewals, claim, lease_ms))
 
     def complete(self, job: ClaimedJob, outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> Reply:
@@ -971,12 +977,13 @@ class StoreContract:
         assert worker.offer.free == shared_free(after)
         assert (worker.offer.free.cards.free, worker.offer.free.custom) == (after.cards.free, after.custom)
         assert worker.offer[:3] == (scene.store.now_ms(), DEFAULT_LEASE_MS, 2)
+        assert worker.offer.ends_ms is None
         scene.advance(SECOND)
         scene.complete(job)
         assert scene.store.workers()[0].offer == worker.offer  # a worker gives back what it claims with
         scene.claim(7, node=CPU_NODE)
         [later] = scene.another().workers()
-        assert later.offer == Offer(scene.store.now_ms(), DEFAULT_LEASE_MS, 7, shared_free(free_of(CPU_NODE)))
+        assert later.offer == Offer(scene.store.now_ms(), DEFAULT_LEASE_MS, 7, shared_free(free_of(CPU_NODE)), None)
         scene.store.register_worker(WorkerInfo("w1"))
         assert scene.store.workers()[0].offer is None
 
@@ -1053,6 +1060,113 @@ class StoreContract:
         scene.store.register_worker(WorkerInfo("gpu"))
         scene.submit(spec("a"), spec("b", queue="x"), spec("c", shape=Resources(cpus=2).shape()))
         assert scene.claim_ids(worker="gpu", node=GPU_NODE, delay_ms=50, queues=("default", "x")) == ["b", "c"]
+
+    # --- reservations
+
+    def test_a_job_that_does_not_fit_for_long_gets_a_worker_reserved(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        scene.submit(spec("big", shape=FOUR_CPUS))
+        busy: dict[str, Any] = {"used": ONE_CPU, "ends_in_ms": 20_000}
+        scene.advance(29_999)
+        assert scene.claim_ids(**busy) == []
+        assert scene.store.reservations() == []
+        scene.advance(1)
+        scene.submit(spec("long", shape=ONE_CPU, timeout_ms=20_001), spec("endless", shape=TWO_CPUS))
+        scene.submit(spec("short", shape=ONE_CPU, timeout_ms=20_000, queue="x"))
+        assert scene.claim_ids(queues=("default", "x"), **busy) == ["short"]
+        assert scene.store.reservations() == [Reservation("default", "big", "w1", scene.store.now_ms())]
+        assert scene.claim_ids(used=TWO_CPUS) == []
+        assert scene.claim_ids(ends_in_ms=0) == ["big"]
+        assert scene.store.reservations() == []
+        assert scene.claim_ids() == ["endless", "long"]
+
+    def test_jobs_before_a_reserved_one_and_those_that_fit_beside_it_start(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        scene.submit(spec("big", shape=Resources(cpus=4, gpus=2).shape()))
+        scene.advance(30_000)
+        half = Resources(cpus=2, gpus=0.5).shape()
+        scene.submit(
+            spec("first", shape=ONE_CPU, priority=1),
+            spec("gpu", shape=half),
+            spec("beside", shape=ONE_CPU),
+            spec("large", shape=TWO_CPUS),
+            spec("plain"),
+        )
+        # 8 CPUs less 2: one is left for each of the first two, and 4 for the reserved job
+        assert scene.claim_ids(4, node=GPU_NODE, used=half) == ["first", "beside", "plain"]
+        assert scene.claim_ids(1, node=GPU_NODE, used=half) == []  # the last slot is kept, too
+        assert [one.job_id for one in scene.store.reservations()] == ["big"]
+
+    def test_the_worker_whose_jobs_end_first_is_reserved(self, scene: StoreScene) -> None:
+        scene.submit(spec("big", shape=FOUR_CPUS))
+        for worker, ends_in_ms in (("w1", None), ("w2", 90_000), ("w3", 40_000), ("w4", 10_000)):
+            scene.store.register_worker(WorkerInfo(worker, ("default",) if worker != "w4" else ("x",)))
+            queues = ("x",) if worker == "w4" else ("default",)
+            assert scene.claim_ids(worker=worker, used=ONE_CPU, ends_in_ms=ends_in_ms, queues=queues) == []
+        scene.advance(10_000)
+        small: dict[str, Any] = {"used": ONE_CPU, "ends_in_ms": 80_000}
+        for worker in ("w3", "w2", "w1"):
+            scene.advance(7_000)
+            assert scene.claim_ids(worker=worker, **small | {"ends_in_ms": None if worker == "w1" else 30_000}) == []
+        assert scene.claim_ids(worker="w1", used=ONE_CPU) == []
+        [found] = scene.store.reservations()
+        assert (found.job_id, found.worker) == ("big", "w3")
+        scene.submit(spec("small", shape=ONE_CPU))
+        assert scene.claim_ids(worker="w3", **small) == []
+        assert scene.claim_ids(worker="w2", **small) == ["small"]
+        assert scene.claim_ids(worker="w1", ends_in_ms=0) == ["big"]  # wherever it fits first
+        assert scene.store.reservations() == []
+        assert scene.store.wait("w3", PATIENCE_S)
+
+    def test_another_worker_is_reserved_if_the_first_one_is_silent(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        scene.store.register_worker(WorkerInfo("w2"))
+        scene.submit(spec("big", shape=FOUR_CPUS))
+        scene.advance(30_000)
+        assert scene.claim_ids(worker="w1", used=ONE_CPU) == []
+        assert scene.claim_ids(worker="w2", used=ONE_CPU, ends_in_ms=1_000) == []
+        assert [one.worker for one in scene.store.reservations()] == ["w1"]
+        scene.advance(DEFAULT_LEASE_MS + 1)
+        assert scene.claim_ids(worker="w2", used=ONE_CPU) == []
+        assert [one.worker for one in scene.store.reservations()] == ["w2"]
+
+    def test_a_reserved_worker_is_free_when_the_job_is_cancelled(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        scene.submit(spec("big", shape=FOUR_CPUS), spec("small", shape=TWO_CPUS, priority=-9))
+        scene.advance(30_000)
+        assert scene.claim_ids(used=ONE_CPU) == []
+        while scene.store.wait("w1", 0.0):  # woken by the submission
+            pass
+        scene.store.cancel(["big"])
+        assert scene.store.wait("w1", PATIENCE_S)
+        assert scene.store.reservations() == []
+        assert scene.claim_ids(used=ONE_CPU) == ["small"]
+
+    def test_a_worker_is_not_kept_free_for_a_queue_that_is_paused_or_at_its_limit(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        scene.submit(spec("big", shape=FOUR_CPUS), *(spec(f"x{n}", queue="x", shape=TWO_CPUS) for n in range(2)))
+        scene.submit(spec("run", priority=1))
+        assert scene.claim_ids(1, worker="w2", lease_ms=9 * MINUTE) == ["run"]
+        scene.advance(30_000)
+        both = ("default", "x")
+        assert scene.claim_ids(used=ONE_CPU) == []
+        scene.store.set_paused("default", True)
+        assert scene.claim_ids(1, used=ONE_CPU, queues=both) == ["x0"]
+        scene.store.set_paused("default", False)
+        assert scene.claim_ids(1, used=ONE_CPU, queues=both) == []
+        scene.store.set_limits("default", None, 1)
+        assert scene.claim_ids(1, used=ONE_CPU, queues=both) == ["x1"]
+
+    def test_a_worker_on_which_the_job_never_fits_is_not_kept_free(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        scene.submit(spec("huge", shape=Resources(cpus=5).shape()), spec("big", shape=FOUR_CPUS))
+        scene.submit(spec("small", shape=ONE_CPU, priority=-9))
+        scene.advance(30_000)
+        assert scene.claim_ids(used=TWO_CPUS, ends_in_ms=5_000) == []
+        assert [one.job_id for one in scene.store.reservations()] == ["big"]
+        # the worker runs nothing, and something else uses two of its CPUs
+        assert scene.claim_ids(used=TWO_CPUS, ends_in_ms=0) == ["small"]
+        assert scene.store.reservations() == []
 
     # --- schedules
 

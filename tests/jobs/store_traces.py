@@ -84,6 +84,7 @@ class RoundTrip:
     placement_delay_ms: int
     preemptible: tuple[tuple[int, Shape], ...] = ()
     """Positions of leases that the worker runs, and what they hold of the node."""
+    ends_in_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,7 @@ class TraceGenerator:
             if_dependency_fails=choose(list(DependencyPolicy)),
             at_ms=choose([None, None, START_MS, START_MS + 61_000]),
             delay_ms=choose([0, 0, 0, 60, 1_000]),
+            timeout_ms=choose([None, 500, 30_000]),
             schedule=choose([None, *SCHEDULES]),
             preemptible=choose([True, False]),
         )
@@ -252,6 +254,7 @@ class TraceGenerator:
             preemptible=tuple(
                 (random.randint(0, 7), choose((NO_RESOURCES, *SHAPES))) for _ in range(choose([0, 0, 1, 2, 4, 6]))
             ),
+            ends_in_ms=choose([None, 0, 1_000, 60_000]),
         )
 
     def _end(self) -> LeaseEnd:
@@ -353,6 +356,7 @@ class StoreTrace:
         for state in JobState:
             found.append([record.id for record in store.find(JobFilter(frozenset({state}), "x"), 5).jobs])
         found += [[store.id_of_key(key) for key in KEYS], store.workers(), store.schedules(), store.stats()]
+        found.append(store.reservations())
         return found
 
     def _exchange(self, trip: RoundTrip) -> object:
@@ -390,7 +394,7 @@ class StoreTrace:
             left = free.taken(seat)
             assert left is not None
             free, held[recent[position]] = left, PreemptibleJob(job_id, token, (seat,), position % 2)
-        return Claim(trip.slots or 0, free, trip.queues, trip.placement_delay_ms, tuple(held.values()))
+        return Claim(trip.slots or 0, free, trip.queues, trip.placement_delay_ms, tuple(held.values()), trip.ends_in_ms)
 
     def _fire(self, fire: Fire) -> object:
         known = {schedule.name: schedule.next_ms for schedule in self.store.schedules()}

@@ -50,6 +50,7 @@ from dovetail.jobs.job import REQUEUEABLE, JobState
 from dovetail.jobs.job_view import attempt_data, job_data, queue_data, schedule_data, worker_data
 from dovetail.jobs.payload_codec import FILE, JSON
 from dovetail.jobs.placement_problem import live_workers, placement_problem
+from dovetail.jobs.wait_reason import wait_reason
 from dovetail.observe.terminal import table_width
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.resources.sizes import format_size
@@ -130,7 +131,8 @@ Examples:
 def ls(url: str | None, limit: int | None, before: str | None, as_json: bool, **selected: Any) -> None:
     """List jobs, latest first.
 
-    A job that no live worker can run is marked, with what it needs and what the workers have.
+    A job that no live worker can run is marked, with what it needs and what the workers have. A ready job shows
+    why it waits.
     """
     selection = Selection(**selected)
     limit = limit or (None if as_json else DEFAULT_LIMIT)
@@ -145,7 +147,8 @@ def ls(url: str | None, limit: int | None, before: str | None, as_json: bool, **
             return
         problems = placement_problems(store, page.jobs)
         marks = {text: number for number, text in enumerate(dict.fromkeys(problems.values()), 1)}
-        notes = {job: f"[{marks[text]}] no worker can run this" for job, text in problems.items()}
+        notes = wait_reasons(store, page.jobs)
+        notes |= {job: f"[{marks[text]}] no worker can run this" for job, text in problems.items()}
         for line in job_table(page.jobs, now_ms, table_width(), notes, paint):
             click.echo(line)
         for text, number in marks.items():
@@ -158,9 +161,11 @@ def ls(url: str | None, limit: int | None, before: str | None, as_json: bool, **
 def _print_json_jobs(records: Iterable[JobRecord], store: Store, now_ms: int) -> None:
     """A JSON list, one job per line, written while it is read."""
     live = live_workers(store.workers(), now_ms)
+    stats, reservations = {one.queue: one for one in store.stats()}, store.reservations()
     separator = "["
     for record in records:
-        data = job_data(record, now_ms) | {"problem": placement_text(record, live) or None}
+        reason = wait_reason(record, stats, reservations, live, now_ms)
+        data = job_data(record, now_ms) | {"problem": placement_text(record, live) or None, "waiting": reason or None}
         click.echo(f"{separator}{json.dumps(data)}", nl=False)
         separator = ",\n "
     click.echo("[]" if separator == "[" else "]")
@@ -182,12 +187,13 @@ def show(job: str, url: str | None, as_json: bool) -> None:
         record = find_job(store, job)
         now_ms = store.now_ms()
         problem = placement_problems(store, [record]).get(record.id, "")
+        reason = wait_reasons(store, [record]).get(record.id, "")
     if as_json:
-        data = job_data(record, now_ms) | {"problem": problem or None}
+        data = job_data(record, now_ms) | {"problem": problem or None, "waiting": reason or None}
         data["attempts"] = [attempt_data(one) | {"traceback": one.traceback} for one in record.attempts]
         click.echo(json.dumps(data | contents_data(record), indent=2))
         return
-    for line in job_lines(record, now_ms, **contents_text(record), problem=problem, paint=paint):
+    for line in job_lines(record, now_ms, **contents_text(record), problem=problem, waiting=reason, paint=paint):
         click.echo(line)
     trace = next((one.traceback for one in reversed(record.attempts) if one.traceback), "")
     if trace and record.state is not JobState.SUCCEEDED:
@@ -243,6 +249,16 @@ def placement_problems(store: Store, records: Sequence[JobRecord]) -> dict[str, 
         return {}
     live = live_workers(store.workers(), store.now_ms())
     return {record.id: text for record in records if (text := placement_text(record, live))}
+
+
+def wait_reasons(store: Store, records: Sequence[JobRecord]) -> dict[str, str]:
+    """By id, why a ready job waits."""
+    if not any(record.state is JobState.READY for record in records):
+        return {}
+    now_ms, stats, reservations = store.now_ms(), {one.queue: one for one in store.stats()}, store.reservations()
+    live = live_workers(store.workers(), now_ms)
+    reasons = {record.id: wait_reason(record, stats, reservations, live, now_ms) for record in records}
+    return {job: reason for job, reason in reasons.items() if reason}
 
 
 def placement_text(record: JobRecord, live: Sequence[WorkerInfo]) -> str:

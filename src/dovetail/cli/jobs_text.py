@@ -153,6 +153,7 @@ def job_lines(
     call: str,
     result: str,
     problem: str,
+    waiting: str = "",
     paint: Paint = plain,
 ) -> list[str]:
     """All that is known of a job. `call` and `result`: its arguments and result as text; `problem`: why no worker can
@@ -170,6 +171,7 @@ def job_lines(
         ("", "the cancellation was requested" if job.cancel_requested else ""),
         ("", f"it makes room for job {job.preempted_for}" if job.preempted_for else ""),
         ("problem", paint(problem, "warning") if problem else ""),
+        ("waiting", "" if problem else waiting),
         ("call", f"{function_name(spec.function)}({call})"),
         ("queue", ", ".join([spec.queue, *options])),
         ("needs", resources_text(job.shape)),

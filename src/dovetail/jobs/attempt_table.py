@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,15 @@ class AttemptTable:
         if attempt.stop_reason is not StopReason.LEASE_LOST:
             self._outbox.append(attempt.stopped())
         self._wake()
+
+    def ends_in_ms(self, now: float, kill_grace_s: float) -> int | None:
+        """When all attempts will have ended, by their timeouts; None: not known."""
+        latest = now
+        for attempt in list(self.running.values()):
+            if attempt.timeout_s is None:
+                return None
+            latest = max(latest, attempt.started + attempt.timeout_s + kill_grace_s)
+        return None if self.abandoned else math.ceil(1000 * (latest - now))
 
     def refuse(self, completion: Completion) -> None:
         """Complete a claimed job that was not started."""

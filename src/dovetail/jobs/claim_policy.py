@@ -1,9 +1,12 @@
-"""Policy of claims: which queue is next, and whether another worker should rather run a job. Pure.
+"""Policy of claims: which queue is next, which worker runs a job, and which one is kept free for a large job. Pure.
 
-`redis_functions/shares.lua` and `placement.lua` mirror it.
+`redis_functions/shares.lua`, `placement.lua` and `reservation.lua` mirror it.
 
 **Fair share.** The queue with the fewest running jobs per weight is next. Queues without a weight are one queue, with
 weight 1.
+
+**Reservation** (EASY backfill). A job that does not fit for a long time gets a worker reserved, which then takes jobs
+behind it only if they do not delay it: see `Hold`.
 
 **Choice of worker.** A claim passes over a job that another live worker, which serves its queue and has a free slot and
 room, should rather run:
@@ -18,8 +21,9 @@ after the placement delay. From then on, any worker takes the job: no job waits 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from dovetail.jobs.ordering import order_of
 from dovetail.jobs.store import PLAIN_QUEUE
 from dovetail.resources.shape import ShapeKind
 
@@ -27,10 +31,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dovetail.jobs.admission import Admission
+    from dovetail.jobs.job import JobRecord
     from dovetail.jobs.store import OfferingWorker, QueueSettings
     from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.shape import Shape
 
+RESERVE_AFTER_MS = 30_000
+"""Age of the order key from which a job that does not fit gets a reservation."""
+RESERVE_AGAIN_MS = 1_000
+"""Pause after no worker could be reserved for a job of a queue."""
+MAX_RESERVE_TRIES = 4
+"""Jobs of a queue for which one claim tries it."""
 UNWEIGHTED = ""
 """Group of the queues without a weight."""
 PASS_KEPT_MS = 10_000
@@ -76,6 +87,65 @@ class QueueShares:
 
     def _use(self, group: str) -> float:
         return self._running_by_group.get(group, 0) / self._weights.get(group, 1)
+
+
+class Hold(NamedTuple):
+    """A reservation of the worker that claims: jobs behind the reserved one must not delay it."""
+
+    job_id: str
+    order: tuple[int, str]
+    shape: Shape
+    start_ms: int | None
+    """When it can start at the latest; None: not known."""
+
+    def may_pass(self, record: JobRecord, free: FreeResources, slots: int, now_ms: int) -> bool:
+        """Whether a job that fits may start: it is before the reserved one, or ends before it starts, or fits beside
+        it. `slots`: free slots, with that of the job."""
+        if order_of(record) <= self.order:
+            return True
+        timeout_ms = record.spec.timeout_ms
+        if timeout_ms is not None and self.start_ms is not None and now_ms + timeout_ms <= self.start_ms:
+            return True
+        return slots > 1 and _fit_together(self.shape, record.shape, free)
+
+
+def _fit_together(reserved: Shape, shape: Shape, free: FreeResources) -> bool:
+    """Whether a job leaves all that is free of what the reserved one needs, as far as it needs it."""
+    uses_cards = ShapeKind.CPU_ONLY not in (reserved.kind, shape.kind)
+    needed, have = dict(reserved.custom), dict(free.custom)
+    return (
+        not uses_cards
+        and _leaves(reserved.cpu_milli, shape.cpu_milli, free.cpu_milli)
+        and _leaves(reserved.memory_bytes, shape.memory_bytes, free.memory_bytes)
+        and all(_leaves(needed.get(name, 0), amount, have.get(name, 0)) for name, amount in shape.custom)
+    )
+
+
+def _leaves(needed: int, taken: int, free: int) -> bool:
+    return needed == 0 or taken == 0 or free - taken >= needed
+
+
+class ReservableWorker(NamedTuple):
+    """A worker that could be reserved."""
+
+    id: str
+    free: FreeResources
+    ends_ms: int | None
+
+
+def worker_to_reserve(
+    shape: Shape, candidates: Iterable[ReservableWorker], admission: Admission, now_ms: int
+) -> ReservableWorker | None:
+    """Of the workers on which the job fits when they are empty, the one whose running jobs end first; None: none."""
+    found: list[tuple[bool, int, str, ReservableWorker]] = []
+    for one in candidates:
+        if admission.take(shape, one.free.cards.kind.untouched()) is None:
+            continue
+        is_idle = one.ends_ms is not None and one.ends_ms <= now_ms
+        if is_idle and admission.take(shape, one.free) is None:
+            continue  # something else than jobs uses its machine
+        found.append((one.ends_ms is None, one.ends_ms or 0, one.id, one))
+    return min(found)[3] if found else None
 
 
 def placement_rank(shape: Shape, free: FreeResources) -> tuple[int, int]:

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dovetail.jobs.job import JobRecord
-    from dovetail.jobs.store import JobFilter, Offer, OfferingWorker, QueueSettings, Schedule, WorkerInfo
+    from dovetail.jobs.store import (
+        JobFilter,
+        Offer,
+        OfferingWorker,
+        QueueSettings,
+        Reservation,
+        Schedule,
+        WorkerInfo,
+    )
 
 
 class Bucket(Protocol):
@@ -65,6 +73,13 @@ class JobTable(Protocol):
         """Of queues that have any."""
 
     def put_queue_settings(self, queue: str, settings: QueueSettings) -> None: ...
+
+    def reservations(self) -> Mapping[str, Reservation]:
+        """By queue."""
+
+    def put_reservation(self, reservation: Reservation) -> None: ...
+
+    def delete_reservation(self, queue: str) -> None: ...
 
     def leased_jobs(self, queue: str) -> int:
         """Number of jobs of a queue that are leased."""

@@ -23,6 +23,7 @@ from dovetail.jobs.store import (
     QueueStats,
     Receipt,
     Reply,
+    Reservation,
     Schedule,
     WorkerInfo,
     is_accepted,
@@ -136,6 +137,10 @@ class MemoryStore:
         with self._lock:
             return queue_stats(self._table.records(), self._table.queue_settings())
 
+    def reservations(self) -> list[Reservation]:
+        with self._lock:
+            return sorted(one for one in self._table.reservations().values() if one.job_id)
+
     def put_schedule(self, schedule: Schedule) -> None:
         self._step(lambda step: step.put_schedule(schedule))
 
@@ -194,6 +199,7 @@ class MemoryTable:
         self._times: list[tuple[int, str]] = []
         self._buckets: dict[str, dict[Shape, MemoryBucket]] = {}
         self._queue_settings: dict[str, QueueSettings] = {}
+        self._reservations: dict[str, Reservation] = {}
         self._leased: dict[str, int] = {}
         """Leased jobs by queue."""
         self._workers: dict[str, WorkerInfo] = {}
@@ -292,6 +298,15 @@ class MemoryTable:
         self._queue_settings.pop(queue, None)
         if settings != PLAIN_QUEUE:
             self._queue_settings[queue] = settings
+
+    def reservations(self) -> Mapping[str, Reservation]:
+        return self._reservations
+
+    def put_reservation(self, reservation: Reservation) -> None:
+        self._reservations[reservation.queue] = reservation
+
+    def delete_reservation(self, queue: str) -> None:
+        del self._reservations[queue]
 
     def leased_jobs(self, queue: str) -> int:
         return self._leased.get(queue, 0)

@@ -22,7 +22,17 @@ from dovetail.jobs.serialization import (
     spec_from_text,
     worker_from_text,
 )
-from dovetail.jobs.store import ClaimedJob, LeaseId, Offer, QueueSettings, Receipt, Reply, Schedule, WorkerInfo
+from dovetail.jobs.store import (
+    ClaimedJob,
+    LeaseId,
+    Offer,
+    QueueSettings,
+    Receipt,
+    Reply,
+    Reservation,
+    Schedule,
+    WorkerInfo,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,8 +100,8 @@ def _renewal_row(renewal: Any) -> tuple[object, ...]:
 
 
 def _claim_text(claim: Claim) -> str:
-    held = [_held_row(item) for item in claim.preemptible]
-    return f"{claim.slots},{_dumps(claim.queues)},{claim.placement_delay_ms},{_dumps(held)}"
+    held, ends_in_ms = [_held_row(item) for item in claim.preemptible], _number_text(claim.ends_in_ms)
+    return f"{claim.slots},{_dumps(claim.queues)},{claim.placement_delay_ms},{_dumps(held)},{ends_in_ms}"
 
 
 def _held_row(held: PreemptibleJob) -> tuple[object, ...]:
@@ -101,6 +111,10 @@ def _held_row(held: PreemptibleJob) -> tuple[object, ...]:
         for seat in held.seats
     ]
     return held.job_id, held.token, held.slots, seats
+
+
+def _number_text(number: int | None) -> str:
+    return "false" if number is None else str(number)
 
 
 @lru_cache(SPECS_CACHED)
@@ -236,8 +250,12 @@ def worker_from(data: list[Any]) -> WorkerInfo:
     info = worker_from_text(to_text(worker), to_text(text), registered_ms, heartbeat_ms, leases)
     if offer is None:
         return info
-    offered_ms, lease_ms, slots, free = offer
-    return replace(info, offer=Offer(offered_ms, lease_ms, slots, free_from_text(to_text(free))))
+    offered_ms, lease_ms, slots, free, ends_ms = offer
+    return replace(info, offer=Offer(offered_ms, lease_ms, slots, free_from_text(to_text(free)), ends_ms))
+
+
+def reservations_from(data: Sequence[list[Any]]) -> list[Reservation]:
+    return sorted(Reservation(to_text(queue), to_text(job), to_text(worker), made) for queue, job, worker, made in data)
 
 
 def schedules_from(data: Sequence[list[Any]]) -> list[Schedule]:

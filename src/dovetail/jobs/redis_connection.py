@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.errors import ConfigError, Problem, short_repr
-from dovetail.jobs.claim_policy import PASS_KEPT_MS
+from dovetail.jobs.claim_policy import MAX_RESERVE_TRIES, PASS_KEPT_MS, RESERVE_AFTER_MS, RESERVE_AGAIN_MS
 from dovetail.jobs.job import DEFAULT_QUEUE, NORMAL_RETRIES
 from dovetail.jobs.ordering import AGEING_MS_PER_STEP, MAX_DOUBLINGS
 from dovetail.jobs.state_machine import PREEMPTIONS_KEPT
@@ -48,6 +48,7 @@ FUNCTION_FILES = (
         "machine",
         "shares",
         "placement",
+        "reservation",
         "offers",
         "preemption",
         "claim",
@@ -72,6 +73,9 @@ def library() -> tuple[str, str]:
         "preemptions_kept": PREEMPTIONS_KEPT,
         "due_per_step": DUE_PER_STEP,
         "pass_kept_ms": PASS_KEPT_MS,
+        "reserve_after_ms": RESERVE_AFTER_MS,
+        "reserve_again_ms": RESERVE_AGAIN_MS,
+        "max_reserve_tries": MAX_RESERVE_TRIES,
         "worker_forgotten_ms": WORKER_FORGOTTEN_MS,
         "lease_expired": LEASE_EXPIRED,
         "shapes_cached": SHAPES_CACHED,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from dovetail.jobs.job import JobRecord, JobSpec, JobState
-    from dovetail.jobs.store import Exchange, JobFilter, Reply, Schedule, WorkerInfo
+    from dovetail.jobs.store import Exchange, JobFilter, Reply, Reservation, Schedule, WorkerInfo
 
 WAKE_BLOCK_S = 20
 """How long the server keeps a request for a wake-up. Until then a worker that vanished can take one from a successor
@@ -208,6 +208,9 @@ class RedisStore:
 
     def stats(self) -> list[QueueStats]:
         return codec.stats_from(self._server.call(b"stats"))
+
+    def reservations(self) -> list[Reservation]:
+        return codec.reservations_from(self._server.call(b"reservations"))
 
     def put_schedule(self, schedule: Schedule) -> None:
         text = codec.to_bytes(schedule_to_text(schedule))

@@ -83,8 +83,11 @@ CREATE TABLE queues (
 CREATE TABLE schedules (name TEXT PRIMARY KEY, declaration TEXT NOT NULL, next_ms INTEGER NOT NULL);
 CREATE TABLE workers (
     id TEXT PRIMARY KEY, declaration TEXT NOT NULL, registered_ms INTEGER NOT NULL, heartbeat_ms INTEGER NOT NULL,
-    waiter TEXT, offered_ms INTEGER, lease_ms INTEGER, free_slots INTEGER, free TEXT
+    waiter TEXT, offered_ms INTEGER, lease_ms INTEGER, free_slots INTEGER, free TEXT, ends_ms INTEGER
 );
+CREATE TABLE reservations (
+    queue TEXT PRIMARY KEY, job TEXT NOT NULL, worker TEXT NOT NULL, tried_ms INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE passes (job TEXT PRIMARY KEY, passed_ms INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX passes_by_time ON passes (passed_ms);
 CREATE TABLE awaited (job TEXT NOT NULL, waiter TEXT NOT NULL, PRIMARY KEY (job, waiter)) WITHOUT ROWID;

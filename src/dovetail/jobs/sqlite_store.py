@@ -26,7 +26,7 @@ from dovetail.jobs.admission import Admission
 from dovetail.jobs.boot_clock import BootClock
 from dovetail.jobs.file_wakeup import WakeupFolder
 from dovetail.jobs.sqlite_database import SqliteDatabase, closed_error, store_error
-from dovetail.jobs.sqlite_table import SqliteTable, read_schedules
+from dovetail.jobs.sqlite_table import SqliteTable, read_reservations, read_schedules
 from dovetail.jobs.sqlite_workers import read_workers
 from dovetail.jobs.store import StoreUnavailableError
 from dovetail.jobs.transaction import Transaction
@@ -37,7 +37,18 @@ if TYPE_CHECKING:
 
     from dovetail.jobs.file_wakeup import Waiter
     from dovetail.jobs.job import JobRecord, JobSpec, JobState
-    from dovetail.jobs.store import Exchange, JobFilter, Page, Purged, QueueStats, Receipt, Reply, Schedule, WorkerInfo
+    from dovetail.jobs.store import (
+        Exchange,
+        JobFilter,
+        Page,
+        Purged,
+        QueueStats,
+        Receipt,
+        Reply,
+        Reservation,
+        Schedule,
+        WorkerInfo,
+    )
     from dovetail.jobs.transaction import Effects
 
 T = TypeVar("T")
@@ -206,6 +217,10 @@ class SqliteStore:
 
     def stats(self) -> list[QueueStats]:
         return self._database.read(sqlite_queries.queue_stats)
+
+    def reservations(self) -> list[Reservation]:
+        found = self._database.read(read_reservations)
+        return sorted(one for one in found.values() if one.job_id)
 
     def put_schedule(self, schedule: Schedule) -> None:
         self._step(lambda step: step.put_schedule(schedule), is_durable=_is_durable)

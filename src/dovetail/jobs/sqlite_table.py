@@ -29,7 +29,7 @@ from dovetail.jobs.serialization import (
 )
 from dovetail.jobs.sqlite_schema import LEASED, READY, STATE_NUMBERS, STATES
 from dovetail.jobs.sqlite_workers import put_heartbeat, put_worker, read_offering_workers, read_workers
-from dovetail.jobs.store import PLAIN_QUEUE, QueueSettings, purgeable_states
+from dovetail.jobs.store import PLAIN_QUEUE, QueueSettings, Reservation, purgeable_states
 
 if TYPE_CHECKING:
     import sqlite3
@@ -224,6 +224,15 @@ class SqliteTable:
         self._db.execute("DELETE FROM queues WHERE queue = ?", (queue,))
         if settings != PLAIN_QUEUE:
             self._db.execute("INSERT INTO queues VALUES (?, ?, ?, ?)", (queue, *settings))
+
+    def reservations(self) -> Mapping[str, Reservation]:
+        return read_reservations(self._db)
+
+    def put_reservation(self, reservation: Reservation) -> None:
+        self._db.execute("INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?)", reservation)
+
+    def delete_reservation(self, queue: str) -> None:
+        self._db.execute("DELETE FROM reservations WHERE queue = ?", (queue,))
 
     def leased_jobs(self, queue: str) -> int:
         self.flush()
@@ -628,6 +637,11 @@ def row_filter(chosen: JobFilter) -> tuple[list[str], list[Any]]:
 def read_queue_settings(db: sqlite3.Connection) -> dict[str, QueueSettings]:
     rows = db.execute("SELECT queue, paused, weight, max_running FROM queues")
     return {queue: QueueSettings(bool(paused), weight, max_running) for queue, paused, weight, max_running in rows}
+
+
+def read_reservations(db: sqlite3.Connection) -> dict[str, Reservation]:
+    rows = db.execute("SELECT queue, job, worker, tried_ms FROM reservations")
+    return {row[0]: Reservation(*row) for row in rows}
 
 
 def read_schedules(db: sqlite3.Connection) -> list[Schedule]:

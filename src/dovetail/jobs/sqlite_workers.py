@@ -23,8 +23,9 @@ _PUT = """INSERT INTO workers (id, declaration, registered_ms, heartbeat_ms) VAL
     ON CONFLICT (id) DO UPDATE SET declaration = excluded.declaration, registered_ms = excluded.registered_ms,
     heartbeat_ms = excluded.heartbeat_ms, offered_ms = NULL"""
 _BEAT = "UPDATE workers SET heartbeat_ms = ? WHERE id = ?"
-_OFFER = "UPDATE workers SET heartbeat_ms = ?, offered_ms = ?, lease_ms = ?, free_slots = ?, free = ? WHERE id = ?"
-_OFFER_COLUMNS = "id, declaration, offered_ms, lease_ms, free_slots, free"
+_OFFER = """UPDATE workers SET heartbeat_ms = ?, offered_ms = ?, lease_ms = ?, free_slots = ?, free = ?, ends_ms = ?
+    WHERE id = ?"""
+_OFFER_COLUMNS = "id, declaration, offered_ms, lease_ms, free_slots, free, ends_ms"
 
 
 def put_worker(db: sqlite3.Connection, worker: WorkerInfo) -> None:
@@ -36,7 +37,7 @@ def put_heartbeat(db: sqlite3.Connection, worker: str, now_ms: int, offer: Offer
     """False if the worker is not registered."""
     if offer is None:
         return db.execute(_BEAT, (now_ms, worker)).rowcount > 0
-    values = now_ms, offer.offered_ms, offer.lease_ms, offer.slots, free_to_text(offer.free), worker
+    values = now_ms, offer.offered_ms, offer.lease_ms, offer.slots, free_to_text(offer.free), offer.ends_ms, worker
     return db.execute(_OFFER, values).rowcount > 0
 
 
@@ -63,5 +64,5 @@ def _queues(declaration: str) -> tuple[str, ...]:
 
 
 @lru_cache(WORKERS_CACHED)
-def _offer(offered_ms: int, lease_ms: int, slots: int, free: str) -> Offer:
-    return Offer(offered_ms, lease_ms, slots, free_from_text(free))
+def _offer(offered_ms: int, lease_ms: int, slots: int, free: str, ends_ms: int | None) -> Offer:
+    return Offer(offered_ms, lease_ms, slots, free_from_text(free), ends_ms)

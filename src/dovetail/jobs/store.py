@@ -25,6 +25,10 @@ that is `final`, it is `failed`.
 one with the smallest order key (`ordering.order_key`, then the id) that fits into the free resources, and repeats this
 until no slot is left or no first job fits. A bucket whose first job does not fit is not searched further.
 
+**Reservations.** The first job of a queue that does not fit, once its order key is 30 s old, gets a worker reserved: of
+those on which it fits when they are empty, the one whose running jobs end first. That worker then takes jobs behind it
+only if they end before it starts, by their timeout, or leave it all that it needs.
+
 **Limits and shares.** A queue with as many leased jobs as its `max_running` gives none. If a claim names a queue that
 has a weight, the next job comes from the queue with the fewest leased jobs per weight that has one that fits; all
 queues without a weight are one, with weight 1. Equal queues are served in the order of their jobs.
@@ -135,6 +139,8 @@ class Claim:
     """How long a job is left to a worker that should rather run it (`claim_policy`); 0: not at all."""
     preemptible: tuple[PreemptibleJob, ...] = ()
     """Preemptible jobs that run on the worker, those whose preemption is requested included."""
+    ends_in_ms: int | None = None
+    """When all running jobs of the worker will have ended, by their timeouts; 0: it runs none; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +229,17 @@ class Purged(NamedTuple):
     """Of their payloads and results."""
 
 
+class Reservation(NamedTuple):
+    """A worker that is kept free for a job which does not fit; at most one per queue and per worker."""
+
+    queue: str
+    job_id: str
+    """Empty: there is no worker that could be reserved."""
+    worker: str
+    tried_ms: int
+    """When it was made, or tried."""
+
+
 class QueueSettings(NamedTuple):
     """How a queue is served."""
 
@@ -260,6 +277,8 @@ class Offer(NamedTuple):
     slots: int
     free: FreeResources
     """An object that equal states of equal nodes share (`free_vector.shared_free`)."""
+    ends_ms: int | None
+    """When all jobs of the worker will have ended, by their timeouts; None: not known."""
 
     def is_live(self, now_ms: int) -> bool:
         """Whether the claim is not older than a lease: a worker that lives claims three times in it."""
@@ -396,6 +415,9 @@ class Store(Protocol):
 
     def stats(self) -> list[QueueStats]:
         """All queues that have jobs, are paused or have limits, by name."""
+
+    def reservations(self) -> list[Reservation]:
+        """Workers that are kept free for jobs, by queue."""
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add a schedule, or replace the one with this name. If cron, timezone and template (but for its id) are

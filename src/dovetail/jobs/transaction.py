@@ -6,11 +6,13 @@ A store makes one `Transaction` per step, commits what it has put into the table
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from dovetail.jobs import state_machine
 from dovetail.jobs.claim_policy import PASS_KEPT_MS, OtherWorkers, QueueShares, placement_rank
+from dovetail.jobs.claim_reservations import ClaimReservations
 from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.job import REQUEUEABLE, JobState, Outcome
 from dovetail.jobs.ordering import order_of
@@ -67,6 +69,7 @@ class ClaimState:
     shares: QueueShares
     room: Room
     """What is left of the worker."""
+    reservations: ClaimReservations
     kept: KeptRoom | None = None
     """Room that is kept for jobs that others are ended for."""
     claimed: list[ClaimedJob] = field(default_factory=list)
@@ -81,6 +84,7 @@ class Transaction:
         self._table = table
         self._admission = admission
         self._known_settings: Mapping[str, QueueSettings] | None = None
+        self._offering: list[OfferingWorker] | None = None
         self._others: OtherWorkers | None = None
         self._retry_ms: int | None = None
         """When a claim takes jobs that it has left to other workers."""
@@ -143,7 +147,8 @@ class Transaction:
             return Reply(self.now_ms, (), refused, cancelled, self._preempted, known=known)
         self._handle_due()
         claimed, room = self._claim(request.worker, request.claim, request.lease_ms)
-        offer = Offer(self.now_ms, request.lease_ms, room.slots, shared_free(room.free))
+        ends_ms = self._ends_ms(request.claim, claimed)
+        offer = Offer(self.now_ms, request.lease_ms, room.slots, shared_free(room.free), ends_ms)
         known = self._table.heartbeat(request.worker, self.now_ms, offer)
         schedules = self._table.schedules()
         due = [schedule for schedule in schedules if schedule.next_ms <= self.now_ms]
@@ -161,7 +166,8 @@ class Transaction:
 
     def set_paused(self, queue: str, paused: bool) -> None:
         self._table.put_queue_settings(queue, self._settings_of(queue)._replace(paused=paused))
-        self.effects.all_workers = not paused
+        # a worker that is reserved for a job of a paused queue takes others
+        self.effects.all_workers = not paused or queue in self._table.reservations()
 
     def set_limits(self, queue: str, weight: int | None, max_running: int | None) -> None:
         after = self._settings_of(queue)._replace(weight=weight, max_running=max_running)
@@ -211,10 +217,19 @@ class Transaction:
         if record is None or record.state.is_finished:
             return record.state if record else None
         after = state_machine.cancelled(self.now_ms, record, reason)
+        if record.state is JobState.READY:
+            self._release_reservation(record)
         self._put(after)
         if after.worker is not None:
             self.effects.workers.add(after.worker)
         return after.state
+
+    def _release_reservation(self, record: JobRecord) -> None:
+        """The job waits no more: the worker that is reserved for it can take others."""
+        found = self._table.reservations().get(record.spec.queue)
+        if found is not None and found.job_id == record.id:
+            self._table.delete_reservation(found.queue)
+            self.effects.workers.add(found.worker)
 
     def _requeue(self, job_id: str) -> JobState | None:
         record = self._table.get(job_id)
@@ -257,21 +272,26 @@ class Transaction:
         if not queues or (claim.slots <= 0 and not claim.preemptible):
             return [], room
         shares = QueueShares(queues, self._settings, self._table.leased_jobs)
-        state = ClaimState(worker, claim, lease_ms, queues, shares, room)
+        others = partial(self._other_offers, worker)
+        reservations = ClaimReservations(self._table, self._admission, self.now_ms, worker, claim, others)
+        state = ClaimState(worker, claim, lease_ms, queues, shares, room, reservations)
         candidates = self._preemption_candidates(state)
         self._keep_room(state, candidates)
+        if claim.slots > 0:
+            reservations.hold(queues, shares)
         if state.kept is not None:
             self._claim_kept(state, state.kept)
         if state.room.slots > 0:
             self._claim_in_order(state)
         if candidates:
             self._preempt(state, candidates)
+        self.effects.workers |= reservations.woken
         is_kept = state.kept is not None and state.kept.waiting
         return state.claimed, state.room._replace(slots=0) if is_kept else state.room
 
     def _claim_in_order(self, state: ClaimState) -> None:
         """Claim the first jobs of buckets in order, as long as they fit."""
-        shares, kept = state.shares, state.kept
+        shares = state.shares
         buckets = self._table.buckets(state.queues, state.room.slots)
         groups = _groups(buckets, shares)
         while groups and state.room.slots > 0:
@@ -280,13 +300,8 @@ class Transaction:
             bucket = buckets[heads[0][1]]
             record = bucket.peek()
             assert record is not None
-            queue = record.spec.queue
-            remaining = None if shares.is_full(queue) else state.room.after_start(record, self._admission)
-            if (
-                remaining is None
-                or (kept is not None and not kept.has_room_after(remaining))
-                or self._is_left_to_another(state.worker, state.claim, record, state.room.free)
-            ):
+            remaining = self._room_after(state, record)
+            if remaining is None:
                 _pop_head(groups, group)
                 continue
             state.room = remaining
@@ -298,8 +313,42 @@ class Transaction:
             else:
                 heapreplace(heads, (order_of(following), heads[0][1]))
 
+    def _room_after(self, state: ClaimState, record: JobRecord) -> Room | None:
+        """The room after the start of this job; None: the claim does not take it."""
+        if state.shares.is_full(record.spec.queue):
+            return None
+        room, reservations = state.room, state.reservations
+        remaining = room.after_start(record, self._admission)
+        if remaining is None:
+            reservations.on_unfit(record)
+            return None
+        if state.kept is not None and not state.kept.has_room_after(remaining):
+            return None
+        if not reservations.may_take(record, room.free, room.slots):
+            return None
+        if reservations.is_held_for(record):
+            return remaining
+        is_left = self._is_left_to_another(state.worker, state.claim, record, room.free)
+        return None if is_left else remaining
+
+    def _ends_ms(self, claim: Claim, claimed: Sequence[ClaimedJob]) -> int | None:
+        """When all jobs of the worker will have ended, by their timeouts; None: not known."""
+        if claim.ends_in_ms is None:
+            return None
+        timeouts = [job.spec.timeout_ms for job in claimed]
+        known = [timeout_ms for timeout_ms in timeouts if timeout_ms is not None]
+        return self.now_ms + max([claim.ends_in_ms, *known]) if len(known) == len(timeouts) else None
+
+    def _other_offers(self, worker: str) -> list[OfferingWorker]:
+        """Other workers with a live offer."""
+        if self._offering is None:
+            found = self._table.offering_workers(self.now_ms)
+            self._offering = [other for other in found if other.id != worker]
+        return self._offering
+
     def _lease(self, state: ClaimState, record: JobRecord) -> ClaimedJob:
         state.shares.count(record.spec.queue)
+        state.reservations.on_taken(record)
         after = state_machine.claimed(self.now_ms, record, state.worker, state.lease_ms)
         self._put(after)
         lease = after.lease
@@ -358,7 +407,7 @@ class Transaction:
             return
         kept = state.kept = state.kept or KeptRoom(self._admission, (), ending, state.room)
         waiting = {record.id for record in kept.waiting}
-        others = [other for other in self._table.offering_workers(self.now_ms) if other.id != state.worker]
+        others = self._other_offers(state.worker)
         queues = [queue for queue in state.queues if not state.shares.is_full(queue)]
         heads = [record for bucket in self._table.buckets(queues, 1) if (record := bucket.peek())] if queues else []
         for head in sorted(heads, key=order_of):
@@ -376,8 +425,7 @@ class Transaction:
         if not claim.placement_delay_ms or not free.cards.free:
             return False
         if self._others is None:
-            workers = self._table.offering_workers(self.now_ms)
-            self._others = OtherWorkers([other for other in workers if other.id != worker], self._admission)
+            self._others = OtherWorkers(self._other_offers(worker), self._admission)
         rank = placement_rank(record.shape, free)
         better = self._others.best_before(rank, record.spec.queue, record.shape)
         if better is None:

@@ -199,7 +199,9 @@ class WorkerLoop:
         slots, preemptible = (self._capacity.free_slots(), self._preemptible()) if may_claim else (0, ())
         # also without slots, so that the store knows that this worker takes nothing
         options = self._options
-        claim = Claim(slots, self._capacity.free(), options.queues, options.placement_delay_ms, preemptible)
+        ends_in_ms = table.ends_in_ms(time.monotonic(), options.kill_grace_s)
+        free, delay_ms = self._capacity.free(), options.placement_delay_ms
+        claim = Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms)
         request = Exchange(self._worker, completions, renewals, claim, options.lease_ms)
         try:
             reply = self._store.exchange(request)

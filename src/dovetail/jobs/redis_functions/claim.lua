@@ -12,13 +12,18 @@ local function read_heads(stream)
   stream.size = MOST_HEADS
 end
 
--- Skip first jobs that need more CPU or memory than is free. What is free only becomes less.
-local function skip_large(stream, free, refused)
+-- Skip first jobs that need more CPU or memory than is free. What is free only becomes less. Jobs for which a worker is to
+-- be reserved are not skipped.
+local function skip_large(stream, free, refused, reserving)
   local found, position, cpu_milli, memory_bytes = stream.found, stream.position, free.cpu_milli, free.memory_bytes
   local name_of_head, shape_of = buckets.name_of_head, buckets.shape
   while found[position] do
     local shape = shape_of(name_of_head(found[position]))
     if shape.cpu_milli <= cpu_milli and shape.memory_bytes <= memory_bytes and not refused[shape] then break end
+    if order.is_smaller(found[position], reserving.old) then
+      local watched = reservation.watched(reserving, stream.queue)
+      if watched then break end
+    end
     position = position + 1
     if not found[position] and not stream.is_last then
       read_heads(stream)
@@ -107,8 +112,8 @@ local function start_groups(queues, slots, share)
 end
 
 -- Take the bucket with the first job out of a group; nil if there is none.
-local function pop_bucket(group, free, refused)
-  for _, stream in ipairs(group.streams) do skip_large(stream, free, refused) end
+local function pop_bucket(group, free, refused, reserving)
+  for _, stream in ipairs(group.streams) do skip_large(stream, free, refused, reserving) end
   local stream, bucket = first_stream(group.streams), group.heap[1]
   if bucket and not (stream and order.is_smaller(stream.found[stream.position], bucket.rank)) then
     return order.pop(group.heap)
@@ -121,11 +126,11 @@ local function pop_bucket(group, free, refused)
 end
 
 -- The group to serve, with its next bucket in `following`; nil if there is none.
-local function next_group(groups, free, refused, share)
+local function next_group(groups, free, refused, share, reserving)
   local found
   for position = #groups, 1, -1 do
     local group = groups[position]
-    group.following = group.following or pop_bucket(group, free, refused)
+    group.following = group.following or pop_bucket(group, free, refused, reserving)
     if not group.following then
       table.remove(groups, position)
     elseif not found then
@@ -171,34 +176,44 @@ local function has_kept_room(kept, slots, free, shape, without, name)
   return not without[name]
 end
 
+-- Whether a job that fits delays no reserved one, and is not left to another worker.
+local function may_take(bucket, free, slots, choice, reserving)
+  local queue, shape, id = bucket.queue, bucket.shape, order.id_of_rank(bucket.rank)
+  if reservation.refuses(reserving, bucket.rank, queue, shape, free, slots) then return false end
+  return reservation.is_held(reserving, id) or not placement.leaves(choice, id, queue, shape, free)
+end
+
 -- Ids and shapes of the jobs to claim, in order, which are taken from the free resources. They are not in their buckets
 -- any more. `share`: state of `shares`. `kept`: room for other jobs, or nil.
-local function take(slots, free, served, share, choice, kept)
+local function take(slots, free, served, share, choice, kept, reserving)
   local refused, started, without = {}, {}, {}
   local groups = start_groups(served, slots, share)
   local taken, texts = {}, {}
   while #taken < slots do
-    local group = next_group(groups, free, refused, share)
+    local group = next_group(groups, free, refused, share, reserving)
     if not group then break end
     local bucket = group.following
     local shape = bucket.shape
     group.following = nil
     local name = kept and bucket.queue .. '\0' .. shape.text
-    local has_room = not kept or refused[shape] or has_kept_room(kept, slots - #taken - 1, free, shape, without, name)
-    if shares.is_full(share, bucket.queue) or not has_room then
-      -- it gives no more jobs
-    elseif not refused[shape] and not placement.leaves(choice, order.id_of_rank(bucket.rank), bucket.queue, shape, free) then
-      if fit.take(shape, free) then
+    if not shares.is_full(share, bucket.queue) and not placement.has_left(choice, bucket.queue, shape) then
+      if refused[shape] or not fit.fits(shape, free) then
+        refused[shape] = true
+        reservation.on_unfit(reserving, bucket.rank, bucket.queue, shape)
+      elseif
+        (not kept or has_kept_room(kept, slots - #taken - 1, free, shape, without, name))
+        and may_take(bucket, free, slots - #taken, choice, reserving)
+      then
+        fit.take(shape, free)
         if bucket.taken == 0 then started[#started + 1] = bucket end
         bucket.taken = bucket.taken + 1
         shares.count(share, bucket.queue)
         local id = order.id_of_rank(bucket.rank)
+        reservation.on_taken(reserving, bucket.queue, id)
         taken[#taken + 1], texts[#taken + 1] = id, shape.text
         if buckets.has_ages(bucket.name) then redis.call('ZREM', step.prefix .. 'age:' .. bucket.queue, id) end
         bucket.rank = next_of(bucket, slots - #taken)
         if bucket.rank then order.push(group.heap, bucket) end
-      else
-        refused[shape] = true
       end
     end
   end
@@ -208,34 +223,38 @@ end
 
 -- Claim jobs of these queues, which are not paused. Answer their texts (id, specification, payload and shape of each) and
 -- numbers (their lengths, fencing token and attempt of each, as integers of four bytes; a length of -1: the text of the
--- job before), the free resources that they leave, the slots, and when jobs are taken that were left to other workers.
--- `kept`: room for jobs that others are ended for, which are claimed first; nil: none.
-function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept)
+-- job before), the free resources that they leave, the slots, when jobs are taken that were left to other workers, and when all jobs
+-- of the worker will have ended (false: not known). `kept`: room for jobs that others are ended for, which are claimed
+-- first; nil: none.
+function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept, ends_in_ms)
   local due_ms = records.time_text(step.now_ms + lease_ms)
   local texts, numbers, jobs_of = {}, {}, {}
-  if slots <= 0 then return texts, numbers, given, slots, math.huge end
+  local ends_ms = ends_in_ms and step.now_ms + ends_in_ms
+  if slots <= 0 then return texts, numbers, given, slots, math.huge, ends_ms end
   local place, count, last_text, last_shape = 0, 0, nil, nil
   local choice = placement.start(worker, delay_ms)
   local free = fit.copy(given)
   free.text = given.text
-  local taken, shapes = preemption.take_startable(kept, slots, free, share)
+  local reserving = reservation.start(worker, given, ends_in_ms, served, share, choice)
+  local taken, shapes = preemption.take_startable(kept, slots, free, share, reserving)
   buckets.write()
-  local more, more_shapes = take(slots - #taken, free, served, share, choice, kept)
+  local more, more_shapes = take(slots - #taken, free, served, share, choice, kept, reserving)
   for position = 1, #more do taken[#taken + 1], shapes[#shapes + 1] = more[position], more_shapes[position] end
   for position = 1, #taken do
     local id, shape = taken[position], shapes[position]
-    local queue, token, attempt, text, payload = records.claim_plain(id, worker)
+    local queue, token, attempt, text, payload, timeout_ms = records.claim_plain(id, worker)
     if not queue then
       local record = records.get(id)
       if record then
         machine.claim(record, worker, lease_ms)
         machine.put_claimed(record)
-        queue, token, attempt = record.queue, record.token, record.attempt
+        queue, token, attempt, timeout_ms = record.queue, record.token, record.attempt, record.timeout_ms
         text, payload = records.texts(id)
       end
     end
     if queue then
       step.due[id] = due_ms
+      ends_ms = ends_ms and timeout_ms and math.max(ends_ms, step.now_ms + timeout_ms)
       jobs_of[queue] = (jobs_of[queue] or 0) + 1
       local text_size, shape_size = -1, -1
       texts[place + 1], texts[place + 2] = id, payload
@@ -255,5 +274,5 @@ function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept
   end
   for queue, jobs in pairs(jobs_of) do machine.count_claimed(worker, queue, jobs) end
   for position = 1, count do numbers[position] = struct.pack('>i4', numbers[position]) end
-  return texts, numbers, free, slots - #taken, choice.until_ms
+  return texts, numbers, free, slots - #taken, choice.until_ms, ends_ms or false
 end

@@ -86,6 +86,25 @@ function fit.free(text)
   return free
 end
 
+-- What is free on such a node without jobs.
+function fit.empty(kind)
+  if not kind.empty then
+    local free = {
+      kind = kind, cpu_milli = kind.cpu_milli, memory_bytes = kind.memory_bytes, custom = {}, labels = kind.labels,
+      cards = {},
+    }
+    for _, pair in ipairs(kind.custom) do free.custom[pair[1]] = pair[2] end
+    for index, whole in ipairs(kind.cards) do
+      free.cards[index] = {
+        model = whole.model, whole = whole, milli = WHOLE_CARD_MILLI, memory_bytes = whole.memory_bytes,
+        nvdecs = whole.nvdecs, nvencs = whole.nvencs,
+      }
+    end
+    kind.empty = free
+  end
+  return kind.empty
+end
+
 -- A copy from which can be taken.
 function fit.copy(free)
   local copied = {
@@ -269,7 +288,9 @@ end
 
 -- Whether a shape fits.
 function fit.fits(shape, free)
-  return shape.is_plain or free_shares(shape, free) ~= nil
+  if shape.is_plain then return true end
+  if shape.is_simple then return free.cpu_milli >= shape.cpu_milli and free.memory_bytes >= shape.memory_bytes end
+  return free_shares(shape, free) ~= nil
 end
 
 -- Give back a seat: CPUs, memory, custom resources (name, amount) and shares of cards (index, milli, memory, codecs).
@@ -291,7 +312,7 @@ function fit.take(shape, free)
   if shape.is_simple then
     if free.cpu_milli < shape.cpu_milli or free.memory_bytes < shape.memory_bytes then return false end
     free.cpu_milli, free.memory_bytes = free.cpu_milli - shape.cpu_milli, free.memory_bytes - shape.memory_bytes
-    free.is_changed = true
+    free.is_changed, free.idle_milli = true, nil
     return true
   end
   local shares = free_shares(shape, free)
@@ -305,6 +326,6 @@ function fit.take(shape, free)
   for name, amount in pairs(shape.custom) do
     if amount > 0 then free.custom[name] = free.custom[name] - amount end
   end
-  free.is_changed = true
+  free.is_changed, free.idle_milli = true, nil
   return true
 end

@@ -20,7 +20,7 @@ local function register_all(names, flags)
   for position = 1, #names do register(names[position], flags) end
 end
 
-register_all({ 'get', 'find', 'id_of_key', 'finished', 'workers', 'stats', 'schedules', 'now' }, READS)
+register_all({ 'get', 'find', 'id_of_key', 'finished', 'workers', 'stats', 'schedules', 'reservations', 'now' }, READS)
 register_all({
   'submit', 'ingest', 'cancel', 'requeue', 'watch', 'register_worker', 'exchange', 'set_paused', 'set_limits', 'put_schedule',
   'fire',

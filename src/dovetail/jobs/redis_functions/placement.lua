@@ -4,8 +4,12 @@ local placement = {}
 
 local function rank_of(shape, free)
   if shape.kind == 'cpu only' then return free.cards[1] and 1 or 0, 0 end
-  local idle_milli = 0
-  for _, card in ipairs(free.cards) do idle_milli = idle_milli + card.milli end
+  local idle_milli = free.idle_milli
+  if not idle_milli then
+    idle_milli = 0
+    for _, card in ipairs(free.cards) do idle_milli = idle_milli + card.milli end
+    free.idle_milli = idle_milli
+  end
   return idle_milli, free.cpu_milli
 end
 
@@ -13,23 +17,42 @@ local function is_lower(idle, cpus, other_idle, other_cpus)
   return idle < other_idle or (idle == other_idle and cpus < other_cpus)
 end
 
--- Live offers of the other workers, with what this claim leaves to them.
+local parsed_offers, offers_cached = {}, 0
+
+-- An offer by its text. Kept over calls, and never changed.
+local function offer_of(text)
+  local found = parsed_offers[text]
+  if found then return found end
+  local offered_ms, lease_ms, slots, free, ends_ms = cmsgpack.unpack(text)
+  found = { live_until_ms = offered_ms + lease_ms, slots = slots, free = fit.free(free), ends_ms = ends_ms }
+  if offers_cached >= CONSTANTS.free_vectors_cached then
+    parsed_offers, offers_cached = {}, 0
+  end
+  parsed_offers[text] = found
+  offers_cached = offers_cached + 1
+  return found
+end
+
+-- Live offers of the other workers: worker, offer, worker, offer, ...
 local function read_others(worker)
-  local found, others = redis.call('HGETALL', step.prefix .. 'offers'), {}
+  local found, others, now_ms = redis.call('HGETALL', step.prefix .. 'offers'), {}, step.now_ms
+  local count = 0
   for position = 1, #found, 2 do
-    if found[position] ~= worker then
-      local offered_ms, lease_ms, slots, text = cmsgpack.unpack(found[position + 1])
-      if slots > 0 and offered_ms >= step.now_ms - lease_ms then
-        others[#others + 1] = { id = found[position], slots = slots, free = fit.free(text) }
+    local other = found[position]
+    if other ~= worker then
+      local offer = offer_of(found[position + 1])
+      if offer.live_until_ms >= now_ms then
+        others[count + 1], others[count + 2] = other, offer
+        count = count + 2
       end
     end
   end
   return others
 end
 
--- State of a claim; `delay_ms` 0: it leaves nothing to others.
+-- State of a claim; `delay_ms` 0: it leaves nothing to others. `slots` and `free`: of workers to which it left jobs.
 function placement.start(worker, delay_ms)
-  return { worker = worker, delay_ms = delay_ms, readers = {}, left = {}, until_ms = math.huge }
+  return { worker = worker, delay_ms = delay_ms, readers = {}, left = {}, slots = {}, free = {}, until_ms = math.huge }
 end
 
 local function readers_of(state, queue)
@@ -42,24 +65,42 @@ local function readers_of(state, queue)
   return readers
 end
 
--- The worker with the lowest rank, then the smallest id, for a job that fits it; nil: none is below this worker's.
+function placement.others(state)
+  state.others = state.others or read_others(state.worker)
+  return state.others
+end
+
+-- Whether a worker has a live offer.
+function placement.is_live(state, worker)
+  if worker == state.worker then return true end
+  local text = redis.call('HGET', step.prefix .. 'offers', worker)
+  return text and offer_of(text).live_until_ms >= step.now_ms
+end
+
+function placement.serves(state, worker, queue) return readers_of(state, queue)[worker] end
+
+-- The worker with the lowest rank, then the smallest id, for a job that fits it, with its slots and free resources; nil:
+-- none is below this worker's.
 local function best_before(state, free, queue, shape)
   local idle, cpus = rank_of(shape, free)
-  local found
-  state.others = state.others or read_others(state.worker)
-  for _, other in ipairs(state.others) do
-    if other.slots > 0 then
-      local other_idle, other_cpus = rank_of(shape, other.free)
+  local found, found_slots, found_free
+  local others, slots_left, free_left = placement.others(state), state.slots, state.free
+  for position = 1, #others, 2 do
+    local other, offer = others[position], others[position + 1]
+    local other_slots = slots_left[other] or offer.slots
+    if other_slots > 0 then
+      local other_free = free_left[other] or offer.free
+      local other_idle, other_cpus = rank_of(shape, other_free)
       local is_better = is_lower(other_idle, other_cpus, idle, cpus)
       if not is_better and found and other_idle == idle and other_cpus == cpus then
-        is_better = order.is_smaller(other.id, found.id)
+        is_better = order.is_smaller(other, found)
       end
-      if is_better and readers_of(state, queue)[other.id] and fit.fits(shape, other.free) then
-        idle, cpus, found = other_idle, other_cpus, other
+      if is_better and readers_of(state, queue)[other] and fit.fits(shape, other_free) then
+        idle, cpus, found, found_slots, found_free = other_idle, other_cpus, other, other_slots, other_free
       end
     end
   end
-  return found
+  return found, found_slots, found_free
 end
 
 function placement.forget_passes()
@@ -79,22 +120,26 @@ local function pass(state, id)
   return passed_ms + state.delay_ms
 end
 
+-- Whether the claim has left a job of this queue and shape to another worker.
+function placement.has_left(state, queue, shape)
+  local left = state.left[shape]
+  return left and left[queue]
+end
+
 -- Whether the claim passes over a job that fits, and wakes a worker that should rather run it. Then it passes over the
 -- other jobs of this queue and shape, too.
 function placement.leaves(state, id, queue, shape, free)
   if state.delay_ms == 0 or not free.cards[1] then return false end
-  local left = state.left[shape]
-  if left and left[queue] then return true end
-  if not fit.fits(shape, free) then return false end
-  local better = best_before(state, free, queue, shape)
+  local better, slots, better_free = best_before(state, free, queue, shape)
   if not better then return false end
   local until_ms = pass(state, id)
   if until_ms <= step.now_ms then return false end
-  better.slots, better.free = better.slots - 1, fit.copy(better.free)
-  fit.take(shape, better.free)
-  step.woken_workers[better.id] = true
+  better_free = fit.copy(better_free)
+  fit.take(shape, better_free)
+  state.slots[better], state.free[better] = slots - 1, better_free
+  step.woken_workers[better] = true
   state.until_ms = math.min(state.until_ms, until_ms)
-  state.left[shape] = left or {}
+  state.left[shape] = state.left[shape] or {}
   state.left[shape][queue] = true
   return true
 end

@@ -100,7 +100,7 @@ function preemption.has_room(kept, slots, free)
 end
 
 -- Take the waiting jobs that fit now from their buckets and from the free resources; answer their ids and shapes.
-function preemption.take_startable(kept, slots, free, share)
+function preemption.take_startable(kept, slots, free, share, reserving)
   local ids, shapes = {}, {}
   if not kept then return ids, shapes end
   local position = 1
@@ -120,6 +120,7 @@ function preemption.take_startable(kept, slots, free, share)
       fit.take(shape, free)
       buckets.remove(record)
       shares.count(share, record.queue)
+      reservation.on_taken(reserving, record.queue, record.id)
       ids[#ids + 1], shapes[#shapes + 1] = record.id, shape.text
       position = 1
     else

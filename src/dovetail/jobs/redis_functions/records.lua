@@ -1,8 +1,8 @@
 -- The step that runs now, and its records: read once, changed in memory, and written at the end of the step.
 --
 -- Keys, all behind the prefix "{dovetail}:" (KEYS[1]):
---   meta            hash: version, fire (the next fire time of all schedules), and queues: msgpack({queue: {paused, weight or
---                   false, max_running or false}}) of those with settings
+--   meta            hash: version, fire (the next fire time of all schedules), queues: msgpack({queue: {paused, weight or
+--                   false, max_running or false}}) of those with settings, and reserved: msgpack(`step.reserved`)
 --   job:ID          hash: s specification (JSON), p payload, m what has happened (`encode`), a ended attempts, r result
 --   ids             sorted set of all ids, by their bytes
 --   keys            hash: idempotency key -> id
@@ -16,7 +16,7 @@
 --   counts, bytes   hash: STATE:QUEUE -> number of jobs; bytes of payloads and results, of finished jobs
 --   leases          hash: worker -> number of its leases
 --   workers         hash: worker -> msgpack(registered_ms, queues, text);  heartbeats: sorted set worker -> ms
---   offers          hash: worker -> msgpack(offered_ms, lease_ms, slots, free vector)
+--   offers          hash: worker -> msgpack(offered_ms, lease_ms, slots, free vector, ends_ms or false)
 --   passes          sorted set: id -> when a claim has left the job to a better worker
 --   readers:QUEUE   set of the workers of a queue
 --   wake:WORKER     sorted set with one member while the worker has something to look at
@@ -52,7 +52,7 @@ end
 
 -- Begin a step; an error reply if the store has a newer version.
 function records.begin(prefix, clock_ms, writes)
-  local meta = redis.call('HMGET', prefix .. 'meta', 'version', 'queues', 'fire')
+  local meta = redis.call('HMGET', prefix .. 'meta', 'version', 'queues', 'fire', 'reserved')
   local version = tonumber(meta[1])
   if version and version > CONSTANTS.version then
     return redis.error_reply('DOVETAILVERSION ' .. version)
@@ -66,7 +66,7 @@ function records.begin(prefix, clock_ms, writes)
   local before = step
   step = {
     prefix = prefix, now_ms = now_ms, queues = meta[2] and cmsgpack.unpack(meta[2]) or NONE, fire_ms = tonumber(meta[3]),
-    wakes_all = false,
+    reserved = meta[4] and cmsgpack.unpack(meta[4]) or NONE, wakes_all = false,
   }
   for position = 1, #STEP_TABLES do
     local name = STEP_TABLES[position]
@@ -105,19 +105,20 @@ local function encode(record)
     CODES[record.state], record.queue, submitted, record.enqueued_ms - submitted,
     record.token, record.attempt, record.counted_after, record.size, record.worker,
     record.started_ms and record.started_ms - submitted, record.finished_ms and record.finished_ms - submitted,
-    record.cancel_requested, record.encoding, rare)
+    record.cancel_requested, record.encoding, rare, record.timeout_ms)
 end
 
 -- The fields `was_...` are what the indexes say of the job.
 local function decode(id, text)
   local code, queue, submitted, waited, token, attempt, counted_after, size, worker, started, finished, cancel, encoding,
-    rare = cmsgpack.unpack(text)
+    rare, timeout_ms = cmsgpack.unpack(text)
   local state = STATES[code]
   local record = {
     id = id, state = state, was_state = state, queue = queue, submitted_ms = submitted,
     enqueued_ms = submitted + waited, token = token, attempt = attempt, counted_after = counted_after, size = size,
     worker = worker, was_worker = worker, started_ms = started and submitted + started,
     finished_ms = finished and submitted + finished, cancel_requested = cancel, encoding = encoding,
+    timeout_ms = timeout_ms,
   }
   if rare then
     for name, value in pairs(rare) do record[name] = value end
@@ -160,19 +161,19 @@ function records.get_with_attempts(id)
 end
 
 -- Lease a ready job as `machine.claim` does, but without a record, which costs as much as all else. Answer its queue,
--- token, attempt, specification and payload; nil if the step has changed the job, or it has a rare field.
+-- token, attempt, specification, payload and timeout; nil if the step has changed the job, or it has a rare field.
 function records.claim_plain(id, worker)
   if step.records[id] ~= nil then return nil end
   local key = records.key(id)
   local values = redis.call('HMGET', key, 'm', 's', 'p')
   if not values[1] then return nil end
-  local _, queue, submitted, waited, token, attempt, counted_after, size, _, _, _, cancel, encoding, rare =
-    cmsgpack.unpack(values[1])
+  local _, queue, submitted, waited, token, attempt, counted_after, size, _, _, _, cancel, encoding, rare,
+    timeout_ms = cmsgpack.unpack(values[1])
   if rare then return nil end
   redis.call('HSET', key, 'm', cmsgpack.pack(
     CODES.leased, queue, submitted, waited, token + 1, attempt + 1, counted_after, size, worker,
-    step.now_ms - submitted, nil, cancel, encoding, nil))
-  return queue, token + 1, attempt + 1, values[2], values[3] or ''
+    step.now_ms - submitted, nil, cancel, encoding, nil, timeout_ms))
+  return queue, token + 1, attempt + 1, values[2], values[3] or '', timeout_ms
 end
 
 -- Text of the specification and payload of a job.
@@ -199,6 +200,7 @@ function records.read_spec(text)
     queue = data.queue or CONSTANTS.default_queue, priority = data.priority or 0, shape = data.shape or '{}',
     retries = data.retries or CONSTANTS.retries, preemptible = data.preemptible, key = data.key, after = data.after or {},
     blocks = data.if_dependency_fails == 'block', at_ms = data.at_ms or 0, delay_ms = data.delay_ms or 0,
+    timeout_ms = data.timeout_ms,
   }
 end
 
@@ -212,6 +214,7 @@ function records.create(id, text, payload, spec)
   local record = {
     id = id, state = 'blocked', queue = spec.queue, spec = spec, submitted_ms = step.now_ms, enqueued_ms = step.now_ms,
     token = 0, attempt = 0, counted_after = 0, size = #payload, attempts = {},
+    timeout_ms = spec.timeout_ms,
   }
   step.created[id] = { text, payload }
   return record

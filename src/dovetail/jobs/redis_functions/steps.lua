@@ -132,6 +132,8 @@ function steps.cancel(arguments)
   for position = 3, #arguments do
     local record = records.get(arguments[position])
     if record and not FINISHED[record.state] then
+      local reserved = record.state == 'ready' and reservation.release(record.queue, record.id)
+      if reserved then step.woken_workers[reserved] = true end
       machine.cancel(record, arguments[2])
       machine.put(record)
       if record.worker then step.woken_workers[record.worker] = true end
@@ -161,6 +163,7 @@ function steps.purge(arguments)
   local request = cjson.decode(arguments[2])
   local answer = purge.run(lookup.filter(request[1]), request[2], request[3], request[4])
   placement.forget_passes()
+  reservation.forget_tries()
   finish_step()
   return answer
 end
@@ -339,13 +342,13 @@ local function next_ms(due_ms)
 end
 
 -- Keep what a worker can take after its claim.
-local function put_offer(worker, lease_ms, slots, free)
+local function put_offer(worker, lease_ms, slots, free, ends_ms)
   local text = not free.is_changed and free.text or fit.text(free)
-  redis.call('HSET', step.prefix .. 'offers', worker, cmsgpack.pack(step.now_ms, lease_ms, slots, text))
+  redis.call('HSET', step.prefix .. 'offers', worker, cmsgpack.pack(step.now_ms, lease_ms, slots, text, ends_ms))
 end
 
 -- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, queues,
--- placement delay, preemptible jobs), results, free vector. See `redis_codec.py` for the rows and the answer.
+-- placement delay, preemptible jobs, when the jobs end), results, free vector. See `redis_codec.py` for the rows and the answer.
 function steps.exchange(arguments)
   local request = cjson.decode(arguments[2])
   local worker, lease_ms = request[1], request[2]
@@ -365,12 +368,12 @@ function steps.exchange(arguments)
   local slots, served, candidates = request[5], claim.served_queues(request[6]), preemption.candidates(worker, request[8])
   local share = shares.start(served)
   local kept = preemption.kept_room(slots, free, served, share, candidates)
-  local texts, numbers, left, slots_left, until_ms =
-    claim.run(worker, slots, free, served, lease_ms, request[7], share, kept)
+  local texts, numbers, left, slots_left, until_ms, ends_ms =
+    claim.run(worker, slots, free, served, lease_ms, request[7], share, kept, request[9])
   if candidates[1] then
     kept = preemption.request(worker, kept, slots_left, left, served, share, candidates, preempted)
   end
-  if known == 1 then put_offer(worker, lease_ms, kept and kept.waiting[1] and 0 or slots_left, left) end
+  if known == 1 then put_offer(worker, lease_ms, kept and kept.waiting[1] and 0 or slots_left, left, ends_ms) end
   finish_step(worker)
   if not due_ms then
     due_ms = first_due_ms() or math.huge
@@ -402,10 +405,20 @@ local function settings_of(queue)
   return step.queues[queue] or { false, false, false }
 end
 
+-- Rows of queue, job, worker, and when the reservation was made.
+function steps.reservations()
+  local found = {}
+  for queue, of_queue in pairs(step.reserved) do
+    if of_queue[1] ~= '' then found[#found + 1] = { queue, of_queue[1], of_queue[2], of_queue[3] } end
+  end
+  return found
+end
+
 -- Arguments: clock, queue, '1' or '0'.
 function steps.set_paused(arguments)
   local before, paused = settings_of(arguments[2]), arguments[3] == '1'
-  step.wakes_all = not paused
+  -- a worker that is reserved for a job of a paused queue takes others
+  step.wakes_all = not paused or step.reserved[arguments[2]] ~= nil
   put_settings(arguments[2], paused, before[2], before[3])
 end
 

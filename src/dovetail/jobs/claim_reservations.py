@@ -1,0 +1,130 @@
+"""Reservations during one claim: the one that holds the worker, and those that the claim makes (decision 024)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail.jobs.claim_policy import (
+    MAX_RESERVE_TRIES,
+    RESERVE_AFTER_MS,
+    RESERVE_AGAIN_MS,
+    Hold,
+    ReservableWorker,
+    worker_to_reserve,
+)
+from dovetail.jobs.job import JobState
+from dovetail.jobs.ordering import order_of
+from dovetail.jobs.store import Reservation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dovetail.jobs.admission import Admission
+    from dovetail.jobs.claim_policy import QueueShares
+    from dovetail.jobs.job import JobRecord
+    from dovetail.jobs.job_table import JobTable
+    from dovetail.jobs.store import Claim, OfferingWorker
+    from dovetail.resources.free_resources import FreeResources
+
+
+class ClaimReservations:
+    """Reservations of a store, as one claim sees and changes them."""
+
+    def __init__(
+        self,
+        table: JobTable,
+        admission: Admission,
+        now_ms: int,
+        worker: str,
+        claim: Claim,
+        others: Callable[[], Sequence[OfferingWorker]],
+    ) -> None:
+        """`others`: other workers with a live offer."""
+        self._table, self._admission, self._others = table, admission, others
+        self._now_ms, self._worker, self._claim = now_ms, worker, claim
+        self._ends_ms = None if claim.ends_in_ms is None else now_ms + claim.ends_in_ms
+        self._reserved = dict(table.reservations())
+        """By queue."""
+        self._tries: dict[str, int] = {}
+        self._hold: Hold | None = None
+        self.woken: set[str] = set()
+        """Workers that are not reserved any more."""
+
+    def hold(self, queues: Sequence[str], shares: QueueShares) -> None:
+        """Respect the reservation of this worker, if its job waits and could be taken by this claim."""
+        found = next((one for one in self._reserved.values() if one.worker == self._worker), None)
+        if found is None or found.queue not in queues or shares.is_full(found.queue):
+            return
+        record = self._table.get(found.job_id)
+        if record is None or record.state is not JobState.READY:
+            self._delete(found)
+            return
+        is_idle = self._claim.ends_in_ms == 0
+        if is_idle and self._admission.take(record.shape, self._claim.free) is None:
+            self._put(Reservation(found.queue, "", "", self._now_ms))
+            return
+        self._hold = Hold(record.id, order_of(record), record.shape, self._ends_ms)
+
+    def may_take(self, record: JobRecord, free: FreeResources, slots: int) -> bool:
+        """Whether a job that fits delays no reserved one."""
+        return self._hold is None or self._hold.may_pass(record, free, slots, self._now_ms)
+
+    def is_held_for(self, record: JobRecord) -> bool:
+        return self._hold is not None and self._hold.job_id == record.id
+
+    def on_taken(self, record: JobRecord) -> None:
+        """A job is claimed: it needs no reservation any more."""
+        found = self._reserved.get(record.spec.queue)
+        if found is not None and found.job_id == record.id:
+            self._delete(found)
+
+    def on_unfit(self, record: JobRecord) -> None:
+        """Reserve a worker for a job that does not fit, if it has waited for long and its queue has no reservation."""
+        if order_of(record)[0] > self._now_ms - RESERVE_AFTER_MS:
+            return
+        queue = record.spec.queue
+        tries = self._tries.get(queue, 0)
+        if tries >= MAX_RESERVE_TRIES or not self._needs_worker(queue, tries):
+            return
+        self._tries[queue] = tries + 1
+        chosen = worker_to_reserve(record.shape, self._candidates(queue), self._admission, self._now_ms)
+        if chosen is None:
+            self._put(Reservation(queue, "", "", self._now_ms))
+            return
+        self._put(Reservation(queue, record.id, chosen.id, self._now_ms))
+        if chosen.id == self._worker:
+            self._hold = Hold(record.id, order_of(record), record.shape, self._ends_ms)
+
+    def _needs_worker(self, queue: str, tries: int) -> bool:
+        found = self._reserved.get(queue)
+        if found is None:
+            return True
+        if found.job_id:
+            return found.worker != self._worker and all(one.id != found.worker for one in self._others())
+        return tries > 0 or found.tried_ms <= self._now_ms - RESERVE_AGAIN_MS
+
+    def _candidates(self, queue: str) -> list[ReservableWorker]:
+        """Workers of a queue that are not reserved for another one."""
+        taken = {one.worker for one in self._reserved.values() if one.queue != queue}
+        found = [
+            ReservableWorker(one.id, one.offer.free, one.offer.ends_ms)
+            for one in self._others()
+            if queue in one.queues and one.id not in taken
+        ]
+        if self._worker not in taken:
+            found.append(ReservableWorker(self._worker, self._claim.free, self._ends_ms))
+        return found
+
+    def _put(self, reservation: Reservation) -> None:
+        self._reserved[reservation.queue] = reservation
+        self._table.put_reservation(reservation)
+
+    def _delete(self, reservation: Reservation) -> None:
+        """The job does not wait any more: its worker can take others. The next claim reserves for other jobs."""
+        del self._reserved[reservation.queue]
+        self._tries[reservation.queue] = MAX_RESERVE_TRIES
+        self._table.delete_reservation(reservation.queue)
+        if reservation.worker == self._worker:
+            self._hold = None
+        else:
+            self.woken.add(reservation.worker)
