@@ -53,6 +53,23 @@ def test_the_bars_for_jobs_on_redis_hold(tmp_path: Path) -> None:
     assert found["rerun_after_kill_s"] <= 3
 
 
+@needs_redis
+@pytest.mark.long
+def test_claims_on_redis_are_timed(tmp_path: Path) -> None:
+    found = run_benchmark("jobs_claims", tmp_path, "--jobs", "600", "--shapes", "20", "--workers", "4")
+    assert found["claim_us_600"] > 0
+    assert found["claim_us_600_aged"] > 0
+
+
+@needs_redis
+@pytest.mark.bar
+def test_the_bars_for_claims_on_redis_hold(tmp_path: Path) -> None:
+    found = run_benchmark("jobs_claims", tmp_path)
+    for kind in ("", "_aged"):
+        assert found[f"claim_us_10000{kind}"] <= 200
+        assert found[f"claim_us_100000{kind}"] <= 1.3 * found[f"claim_us_1000{kind}"]
+
+
 @pytest.mark.bar
 def test_the_bars_for_jobs_on_sqlite_hold(tmp_path: Path) -> None:
     found = run_benchmark("jobs", tmp_path, "--store", "sqlite")
