@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PURE = ("resources", "pipeline", "scheduling", "control", "streaming")
 
-THREADS = ("backfill", "cli", "recipes", "runtime")
+THREADS = ("backfill", "cli", "job_runs", "recipes", "runtime")
 """Folders whose tests run workers as threads, except those marked `processes` or `ray`."""
 
 RAY_FIXTURES = {"ray_cluster", "ray_address"}

@@ -769,6 +769,20 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Unset WORKER_ID, or give every worker an id of its own.",
     ),
     (
+        "DT635",
+        2,
+        "A worker does not run the file of a run, or does not read or write its paths: they are not in a folder of "
+        "`--runs`.",
+        "Start the worker with `--runs` and the folder, or move the file.",
+    ),
+    ("DT636", 2, "An argument of a run or backfill that is to be a job is invalid.", _SEE_MESSAGE),
+    (
+        "DT637",
+        1,
+        "The run of a job was drained or cancelled before its end, by another command than the job's.",
+        "Resume it with `dovetail jobs requeue JOB`.",
+    ),
+    (
         "DT640",
         2,
         "A request to the status server of a worker has an unknown path, method or job. Shown in the response only.",

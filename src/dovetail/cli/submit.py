@@ -7,11 +7,13 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import dovetail as dt
+from dovetail.actors import is_actors_file
 from dovetail.cli.cluster import REQUEST_EXAMPLE, parse_amounts
 from dovetail.cli.colour import paint
 from dovetail.cli.options import json_option
@@ -25,19 +27,26 @@ from dovetail.cli.queue_option import (
 )
 from dovetail.cli.run_filter import Duration
 from dovetail.documents.document import Document
-from dovetail.documents.parser import parse_document
+from dovetail.documents.parser import parse_document, read_document
 from dovetail.errors import ObjectSource, did_you_mean, nearest_word
 from dovetail.jobs.job import DEFAULT_QUEUE
 from dovetail.jobs.placement_problem import live_workers
+from dovetail.jobs.run_submission import FILE_SUFFIXES, OPTION_TYPES
 from dovetail.jobs.store_url import store_place
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.pipeline.overrides import override_values, set_option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 BAD_ARGUMENT = "DT642"
 ARGS_EXAMPLE = """--args '{"rate": 0.1}'"""
+RUN_KINDS: Mapping[str, tuple[str, ...]] = {"run": ("FILE",), "backfill": ("TABLE", "COLUMN")}
+RUN_EXAMPLES = {"run": "pipeline.yaml", "backfill": "clips.lance length udf=functions:length"}
+RUN_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "run": ("source", "sink", "limit", "engine"),
+    "backfill": ("udf", "engine", *OPTION_TYPES),
+}
 OPTION_FIELDS = (
     *("queue", "priority", "timeout", "isolation", "preemption_grace", "key", "at", "delay", "cron", "timezone"),
 )
@@ -55,11 +64,23 @@ Examples:
   dovetail jobs submit tasks:train --set retries.error=5
   dovetail jobs submit tasks:report --cron "0 3 * * *" --timezone Asia/Tokyo
   dovetail jobs submit tasks:report --after last --delay 10m --key report
+  dovetail jobs submit run pipeline.yaml --resources "cpus=4, memory=8GB"
+  dovetail jobs submit run recipe.yaml source='new/*.jsonl' sink=new.parquet
+  dovetail jobs submit run actors.yaml --resources cpus=8
+  dovetail jobs submit backfill clips.lance length udf=functions:length
 
 \b
 Values are YAML: 0.1 is a number, true a truth value, '[a, b]' a list, '"7"' a
 text. The defaults of @dt.job count if the module of the function can be
 imported here.
+
+\b
+`run FILE` runs a pipeline, recipe or actors file, with source=PATH,
+sink=PATH, limit=N or engine=local|ray|ray:auto instead of its own.
+`backfill TABLE COLUMN` fills a column with udf=MODULE:NAME, and takes where=,
+workers=, batch_size=, slots=, on_error=, max_errors=, row_timeout=,
+commit_every= and recompute=. Workers run them if they were started with
+--runs and the folder of the file. Without --resources, they use 1 CPU.
 """
 )
 @click.argument("function", metavar="MODULE:FUNCTION")
@@ -110,22 +131,27 @@ def submit(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Submit a job that calls FUNCTION of MODULE, and print its id.
+    """Submit a job that calls FUNCTION of MODULE, runs a file or fills a column, and print its id.
 
     MODULE is a module or the path of a script. The function is declared with @dt.job, and workers run it if they were
     started with --app MODULE.
     """
     check_queue_name(options["queue"])
-    args, kwargs = parse_arguments(arguments, args_text)
     given = submit_options(options, sets)
-    target = function if no_import else find_function(function)
+    send: Callable[[dt.Queue], Any]
+    if function in RUN_KINDS:
+        send = _run_submission(function, arguments, args_text, given)
+    else:
+        args, kwargs = parse_arguments(arguments, args_text)
+        target = function if no_import else find_function(function)
+        send = lambda queue: queue.submit(target, *args, kwargs=kwargs, **given)  # noqa: E731
     with opened_queue(url, files=files, create=True) as queue:
         if options["after"]:
             given["after"] = [record.id for record in find_jobs(queue.store, options["after"])]
         try:
-            found = queue.submit(target, *args, kwargs=kwargs, **given)
+            found = send(queue)
         except dt.ConfigError as error:
-            raise SubmitSurface().error(error) from None
+            raise SubmitSurface(is_run=function in RUN_KINDS).error(error) from None
         if isinstance(found, dt.JobSchedule):
             _print_schedule(found, as_json=as_json)
             return
@@ -138,10 +164,65 @@ def submit(
             click.echo(json.dumps(_result(found, wait_timeout)))
 
 
+def _run_submission(
+    kind: str, words: tuple[str, ...], args_text: str | None, options: dict[str, Any]
+) -> Callable[[dt.Queue], Any]:
+    """The submission of `run FILE` or `backfill TABLE COLUMN`."""
+    needed = RUN_KINDS[kind]
+    example = f"dovetail jobs submit {kind} {RUN_EXAMPLES[kind]}"
+    if args_text is not None:
+        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"--args has no meaning with {kind}", fixes=(example,)))
+    if len(words) < len(needed) or any(_is_setting(word) for word in words[: len(needed)]):
+        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"{kind} needs {' and '.join(needed)}", fixes=(example,)))
+    _, kwargs = parse_arguments(words[len(needed) :], None)
+    known = RUN_SETTINGS[kind]
+    unknown = [name for name in kwargs if name not in known]
+    if unknown:
+        message = f"{kind} has no setting {unknown[0]!r}{did_you_mean(unknown[0], known)}"
+        evidence = (f"settings: {', '.join(known)}",)
+        near = nearest_word(unknown[0], known) or known[0]
+        fix = shlex.quote(f"{near}={json.dumps(kwargs[unknown[0]])}")
+        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, evidence, (fix,)))
+    if kind == "run":
+        check_run_file(words[0])
+        return lambda queue: queue.submit_run(words[0], **kwargs, **options)
+    if "udf" not in kwargs:
+        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, "backfill needs udf=MODULE:NAME", fixes=(example,)))
+    udf = kwargs.pop("udf")
+    columns = [name.strip() for name in words[1].split(",")]
+    return lambda queue: queue.submit_backfill(words[0], columns, udf, **kwargs, **options)
+
+
+def _is_setting(word: str) -> bool:
+    return word.partition("=")[0].isidentifier() and "=" in word
+
+
+def check_run_file(file: str) -> None:
+    """Raise the mistakes of a pipeline, recipe or actors file, if it exists here. Nothing that it names is imported."""
+    if not Path(file).is_file() or not file.endswith(FILE_SUFFIXES):
+        return  # reported by `submit_run`
+    data = read_document(file).data
+    if is_actors_file(data):
+        from dovetail.cli.actors_plan import load_actors  # late: most jobs need none of these
+
+        load_actors(file)
+    else:
+        from dovetail.cli.run_spec_loader import load_run_spec
+
+        load_run_spec(file)
+
+
 class SubmitSurface(OptionSurface):
     """Options of `dt.Queue.submit` as options of this command."""
 
+    def __init__(self, *, is_run: bool = False) -> None:
+        """`is_run`: the arguments of a run are settings."""
+        super().__init__()
+        self.is_run = is_run
+
     def option(self, name: str, value: object) -> str:
+        if self.is_run and name in {*RUN_SETTINGS["run"], *RUN_SETTINGS["backfill"]}:
+            return shlex.quote(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
         data = value.data if isinstance(value, ObjectSource) else value
         match name, data:
             case "resources", Mapping():
@@ -190,7 +271,8 @@ def _print_notes(job: dt.Job, queue: dt.Queue, function: str, url: str | None) -
         name = job.record().spec.queue
         live = live_workers(queue.store.workers(), queue.store.now_ms())
         if not any(name in worker.queues for worker in live):
-            words = ["dovetail", "worker", "--app", function.rpartition(":")[0]]
+            what = ["--runs", "."] if function in RUN_KINDS else ["--app", function.rpartition(":")[0]]
+            words = ["dovetail", "worker", *what]
             words += ["--queue", url] if url else []
             words += ["--queues", name] if name != DEFAULT_QUEUE else []
             click.echo(f"{paint('note', 'warning')}: start one: {shlex.join(words)}", err=True)

@@ -15,6 +15,7 @@ import click
 import dovetail as dt
 from dovetail.cli.options import FOLDER_PATH, SuggestingChoice
 from dovetail.cli.queue_option import files_option, opened_queue, queue_url, queue_url_option
+from dovetail.jobs.job_function import RUN_MODULE
 from dovetail.jobs.store_url import checked_scheme, shown_url, store_place
 from dovetail.observe.terminal import is_terminal, raw_terminal, terminal_width
 from dovetail.pipeline.option_surface import OptionSurface
@@ -63,6 +64,7 @@ Examples:
   MAX_CONCURRENT_JOBS=2 USE_GPU=true GPU_DEVICE=0 dovetail worker --app tasks
   DOVETAIL_TOKEN=secret dovetail worker --app tasks --host 0.0.0.0
   dovetail worker --app tasks --ingest ai:gpu:queue=tasks:infer
+  dovetail worker --runs pipelines --queues runs
   curl http://127.0.0.1:8000/workers/status
 
 \b
@@ -94,6 +96,14 @@ SIGTERM).
     multiple=True,
     metavar="MODULE",
     help="Module or script with @dt.job functions; only these are run. May be repeated.",
+)
+@click.option(
+    "--runs",
+    multiple=True,
+    metavar="DIR",
+    type=FOLDER_PATH,
+    help="Folder whose pipelines, recipes, actors files and tables may be run as jobs; they can run code. May be "
+    "repeated.  [default: none]",
 )
 @click.option("--queues", default="default", show_default=True, metavar="A,B", help="Names of the queues to serve.")
 @click.option("--slots", metavar="N|auto", help="Jobs at the same time.  [default: MAX_CONCURRENT_JOBS, or auto]")
@@ -150,6 +160,7 @@ SIGTERM).
 def worker(
     url: str | None,
     apps: tuple[str, ...],
+    runs: tuple[str, ...],
     routes: tuple[str, ...],
     ingest_url: str | None,
     allow_pickle: bool,
@@ -162,15 +173,18 @@ def worker(
 ) -> None:
     """Run jobs of a queue until Ctrl-C or SIGTERM."""
     from dovetail.jobs.ingest import parse_routes
-    from dovetail.jobs.job_function import Application
+    from dovetail.jobs.job_function import load_application
+    from dovetail.jobs.run_submission import resolved_folders
     from dovetail.jobs.status_server import StatusServer, address_problems
 
     where = queue_url(url)
     problems = [] if no_status else list(address_problems(host, token))
     lists_at = _lists_url(ingest_url or where, problems) if routes else ""
-    application = _collected(lambda: Application.load(list(apps)), problems)
+    application = _collected(lambda: load_application(apps, runs=bool(runs)), problems)
+    folders = _collected(lambda: resolved_folders(runs), problems)
     found = _collected(lambda: parse_routes(routes, application), problems) if application else None
     given = {name: value for name, value in options.items() if value is not None}
+    given["runs"] = folders or ()
     given["queues"] = tuple(name.strip() for name in given["queues"].split(",") if name.strip())
     if problems:
         raise dt.ConfigError(problems)
@@ -188,7 +202,7 @@ def worker(
         if not no_status:
             server = StatusServer(source, queue.store, host=host, port=port, token=token)
             page = stack.enter_context(server).url
-        _announce(source.get_status(), page, port, application, store_place(where))
+        _announce(source.get_status(), page, port, application, store_place(where), folders or ())
         _wait(running, source, signals)
     if isinstance(running.error, dt.ConfigError):
         raise WorkerSurface().error(running.error)
@@ -304,14 +318,20 @@ class WorkerSignals:
         self.count += 1
 
 
-def _announce(status: Mapping[str, Any], page: str, port: int, application: Application, place: str) -> None:
+def _announce(
+    status: Mapping[str, Any], page: str, port: int, application: Application, place: str, folders: Sequence[str]
+) -> None:
     words = [f"worker {status['worker_id']}", f"queues {', '.join(status['queues'])}"]
     words += ["uses GPUs"] if status["gpu_enabled"] else []
     click.echo(f"{'; '.join(words)}; Ctrl-C drains it", err=True)
     click.echo(f"jobs: {place}", err=True)
-    names = sorted(reference.rpartition("/")[2] for reference in application.functions)
+    functions = [one for one in application.functions if not one.startswith(f"{RUN_MODULE}:")]
+    names = sorted(reference.rpartition("/")[2] for reference in functions)
     more = f" and {len(names) - FUNCTIONS_SHOWN} more" if len(names) > FUNCTIONS_SHOWN else ""
-    click.echo(f"functions: {', '.join(names[:FUNCTIONS_SHOWN])}{more}", err=True)
+    if names:
+        click.echo(f"functions: {', '.join(names[:FUNCTIONS_SHOWN])}{more}", err=True)
+    if folders:
+        click.echo(f"runs files in: {', '.join(folders)}", err=True)
     if page:
         taken = f" (port {port} is taken)" if port and f":{port}/" not in page else ""
         click.echo(f"status: {page}workers/status{taken}", err=True)

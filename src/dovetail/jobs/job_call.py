@@ -12,8 +12,9 @@ from dovetail.jobs.job import Outcome
 from dovetail.jobs.payload_codec import NO_CALL, decode_call, encode_result
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Sequence
 
+    from dovetail.errors import Problem
     from dovetail.jobs.current_job import CurrentJob
     from dovetail.jobs.job_function import JobFunction
     from dovetail.jobs.payload_codec import PayloadCodec
@@ -25,6 +26,14 @@ NULL_RESULT = b"null"
 
 class JobStopped(BaseException):
     """The job process was asked to end: timeout, cancellation, or the end of its worker."""
+
+
+class FinalError(Exception):
+    """Raised by a job function of Dovetail: another attempt would end in the same way."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(str(problem.message) for problem in problems))
+        self.problems = tuple(problems)
 
 
 class Ending(NamedTuple):
@@ -60,6 +69,8 @@ def call_job(function: JobFunction, payload: bytes, encoding: str, codec: Payloa
                 value = run_coroutine(value)
     except JobStopped:
         raise
+    except FinalError as error:
+        return _final_ending(error.problems)
     except BaseException as error:
         return failure_ending(error)
     return NO_RESULT if value is None else result_ending(value, codec.of_job(job.id))
@@ -122,9 +133,15 @@ def failure_ending(error: BaseException) -> Ending:
 
 def refusal_ending(error: DovetailError) -> Ending:
     """The end of an attempt whose function may not run here."""
-    problem = error.problems[0]
-    fixes = "".join(f"\n  fix  {fix}" for fix in problem.fix_texts)
-    return Ending(Outcome.ERROR, error=f"{problem.message}{fixes}", final=True)
+    return _final_ending(error.problems[:1])
+
+
+def _final_ending(problems: Sequence[Problem]) -> Ending:
+    lines = []
+    for problem in problems:
+        place = f"{problem.place}: " if problem.place else ""
+        lines += [f"{place}{problem.message}", *(f"  fix  {fix}" for fix in problem.fix_texts)]
+    return Ending(Outcome.ERROR, error="\n".join(lines), final=True)
 
 
 def first_message(error: BaseException) -> str:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 NOT_A_FUNCTION = "DT603"
 REFUSED = "DT608"
+RUN_MODULE = "dovetail.job_runs.functions"
+"""The job functions of runs (`run_submission.py`)."""
 BAD_APPLICATION = "DT609"
 SCRIPT_MODULE_PREFIX = "dovetail_script_"
 REFERENCE_PATTERN = r"^(/.+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):[^\W\d]\w*$"
@@ -263,7 +265,8 @@ class Application:
         aliases: dict[str, JobFunction] = {}
         if not modules:
             message = "no module of functions is given: this worker could run nothing"
-            problems.append(Problem(BAD_APPLICATION, message, fixes=("--app pkg.module", "--app path/script.py")))
+            fixes = ("--app pkg.module", "--app path/script.py", "--runs FOLDER")
+            problems.append(Problem(BAD_APPLICATION, message, fixes=fixes))
         for written in modules:
             module = _load(written)
             if isinstance(module, Problem):
@@ -295,6 +298,9 @@ class Application:
         same_place = [one.rpartition(":")[2] for one in known if one.rpartition(":")[0] == place]
         near = nearest_word(name, same_place)
         message = f"this worker does not run {short_repr(reference)}"
+        if place == RUN_MODULE:
+            message = "this worker runs no pipelines, recipes, backfills or actor systems"
+            return Problem(REFUSED, message, evidence, ("dovetail worker --runs FOLDER, with the folder of the file",))
         if place in self.modules or same_place:
             message += f": {place} declares no job function {name!r}{did_you_mean(name, same_place)}"
             fixes = (f"submit {place}:{near}",) if near else (f"write @dt.job above def {name} in {place}",)
@@ -304,6 +310,12 @@ class Application:
             if not re.match(REFERENCE_PATTERN, reference):
                 fixes = ('submit "pkg.module:name"',)
         return Problem(REFUSED, message, evidence, fixes)
+
+
+def load_application(modules: Sequence[str] | str, *, runs: bool) -> Application:
+    """The application of a worker; `runs`: with the job functions of runs."""
+    given = [modules] if isinstance(modules, str) else list(modules)
+    return Application.load([*given, RUN_MODULE] if runs else given)
 
 
 def _functions_of(module: ModuleType) -> list[JobFunction]:

@@ -43,3 +43,11 @@ class JobIds:
 
 
 new_job_id = JobIds().new
+
+
+def time_ms_of(job_id: str) -> int:
+    """When an id was made, in milliseconds of Unix time."""
+    found = 0
+    for letter in job_id[:TIME_DIGITS]:
+        found = 32 * found + _DIGITS.index(letter)
+    return found

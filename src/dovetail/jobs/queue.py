@@ -44,6 +44,13 @@ from dovetail.jobs.queue_arguments import (
     split_options,
     with_keys,
 )
+from dovetail.jobs.run_submission import (
+    BACKFILL_FUNCTION,
+    DEFAULT_RESOURCES,
+    RUN_FUNCTION,
+    backfill_call,
+    run_call,
+)
 from dovetail.jobs.schedule import next_fire
 from dovetail.jobs.store import JobFilter, Purged, Schedule
 from dovetail.jobs.store_url import checked_scheme, open_store, shown_url, sqlite_path
@@ -272,6 +279,45 @@ class Queue:
         if submission.cron is not None:
             return self._put_schedule(spec, submission.cron, submission.timezone)
         return self._jobs([spec], self.store.submit([spec]))[0]
+
+    def submit_run(
+        self,
+        file: str | PathLike[str],
+        /,
+        *,
+        source: str | Sequence[str] | None = None,
+        sink: str | None = None,
+        limit: int | None = None,
+        engine: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Submit a run of a pipeline or recipe file, or an actor system; workers with `--runs` run it.
+
+        `source`, `sink` and `limit` replace those of the file; `engine`: "local", "ray" or "ray:auto". The run uses
+        what the job requests (`resources`, default 1 CPU). Other options are those of `submit`. An attempt after a lost
+        worker resumes the run. Cancelling the job drains it.
+        """
+        named = run_call(file, source, sink, limit, engine)
+        return self._submit_run(RUN_FUNCTION, named, options)
+
+    def submit_backfill(
+        self, table: str | PathLike[str], column: str | Sequence[str], udf: str, /, **options: Any
+    ) -> Any:
+        """Submit a backfill of a column of a Lance table; workers with `--runs` run it.
+
+        `udf`: "module:name" of a module in the current folder. Options are those of `submit`, and of `Table.backfill`:
+        where, workers, batch_size, slots, on_error, max_errors, row_timeout (its `timeout`), commit_every, recompute,
+        engine.
+        """
+        known, own = split_options(options)
+        return self._submit_run(BACKFILL_FUNCTION, backfill_call(os.fspath(table), column, udf, **own), known)
+
+    def _submit_run(self, function: str, call: dict[str, Any], options: dict[str, Any]) -> Any:
+        given = {"resources": DEFAULT_RESOURCES, "isolation": "process", **options}
+        if given["isolation"] != "process":
+            kind = "possible: a run has a process of its own"
+            raise ConfigError(argument_problem(BAD_OPTION, "isolation", given["isolation"], kind, "process"))
+        return self.submit(function, kwargs=call, **given)
 
     def submit_many(
         self,

@@ -9,6 +9,7 @@ Worker ── WorkerLoop ───── exchange, wait ──▶ Store
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -23,12 +24,13 @@ from dovetail.claims.owner import this_process
 from dovetail.errors import UNSET, DovetailError
 from dovetail.jobs.async_runner import AsyncRunner
 from dovetail.jobs.attempt_table import AttemptTable
-from dovetail.jobs.job_function import Application
+from dovetail.jobs.job_function import Application, load_application
 from dovetail.jobs.job_logs import JobLogs
 from dovetail.jobs.job_process import ProcessSetup
 from dovetail.jobs.lease_renewal import LeaseRenewal
 from dovetail.jobs.process_runner import ProcessRunner
 from dovetail.jobs.queue import Queue
+from dovetail.jobs.run_submission import FOLDERS_VARIABLE, resolved_folders
 from dovetail.jobs.running_attempt import StopReason
 from dovetail.jobs.signal_wait import SignalWait
 from dovetail.jobs.store import WorkerInfo
@@ -57,6 +59,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Worker:
     """Runs the jobs of a queue whose functions are declared with `@dt.job` in the modules of `app`.
 
+    `runs`: folders, and prefixes of URLs, whose pipelines, recipes, actors files and tables it runs and fills as jobs.
+    Files there name functions, so they run code.
     `slots`: maximum number of jobs at once; "auto": jobs that declare no resources by a table of sizes, others by what
     they request. `resources`: "auto" shares this machine with runs, actor systems and other workers by a claim; a
     `dt.Resources`, or a specification such as "8cpu, 32GB", is used as it is. `isolation` is that of jobs that neither
@@ -72,7 +76,8 @@ class Worker:
         self,
         queue: Queue | Store | str,
         *,
-        app: Sequence[str] | str | Application,
+        app: Sequence[str] | str | Application = (),
+        runs: Sequence[str | os.PathLike[str]] = (),
         queues: Sequence[str] | str = ("default",),
         slots: str | int = AUTO,
         isolation: str | None = None,
@@ -110,7 +115,8 @@ class Worker:
         )
         node, is_given = worker_node(resources)
         cards = self._cards = chosen_cards(node, self.options)
-        self.application = app if isinstance(app, Application) else Application.load(app)
+        self._run_folders = resolved_folders(runs)
+        self.application = app if isinstance(app, Application) else load_application(app, runs=bool(runs))
         self.id = self.options.worker_id
         self._queue = _opened(queue, allow_pickle=allow_pickle)
         self._store, self._codec = self._queue.store, self._queue.codec
@@ -275,7 +281,7 @@ class Worker:
         )
 
     def _environment(self, seat: Seat | None) -> dict[str, str]:
-        return self.capacity.environment(os.environ, seat)
+        return self.capacity.environment(os.environ, seat) | {FOLDERS_VARIABLE: json.dumps(self._run_folders)}
 
     def _on_start_failed(self, reason: str) -> None:
         self._say(f"a process for a job could not be started; its job is given back: {reason}")
@@ -327,6 +333,7 @@ class Worker:
             "isolation": options.isolation,
             "resources": Cluster((self._offered_node(),)).to_dict(),
             "modules": list(self.application.modules),
+            "runs": list(self._run_folders),
             "logs": self.logs.folder,
             "gpu_enabled": self._uses_gpu(),
             "gpu_device": options.gpu_device,

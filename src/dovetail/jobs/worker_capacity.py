@@ -18,6 +18,7 @@ from dovetail.claims.wait import wait_for_claim
 from dovetail.engines.local.worker_environment import INSIDE_WORKER_VARIABLE, seat_environment
 from dovetail.errors import DovetailError, InfeasibleError
 from dovetail.jobs.job import NO_RESOURCES
+from dovetail.machine.job_seat import SEAT_VARIABLE, JobSeat
 from dovetail.resources.amounts import (
     CARD_FIELDS,
     CPU,
@@ -178,11 +179,21 @@ class WorkerCapacity:
         return max(1, self._limit.get((self.node.name, HOST, CPU), 0) // 1000 // max(1, self.plain_slots))
 
     def environment(self, inherited: Mapping[str, str], seat: Seat | None) -> dict[str, str]:
-        """Variables of a process with this seat."""
+        """Variables of a process with this seat. A job that declares no resources has its part of the worker's."""
         if seat is None:
-            shares = tuple(CardShare(card) for card in self.plain_cards)
-            seat = Seat(self.node.name, 1000 * self.plain_threads(), cards=shares)
-        return seat_environment(inherited, (seat,), devices=self.devices)
+            seat = self._plain_seat()
+        cards = tuple(share[1:] for share in seat.cards)
+        part = JobSeat(seat.cpu_milli, seat.memory_bytes, cards, seat.custom)
+        return seat_environment(inherited, (seat,), devices=self.devices) | {SEAT_VARIABLE: part.to_text()}
+
+    def _plain_seat(self) -> Seat:
+        jobs = max(1, self.plain_slots)
+        shares = tuple(
+            CardShare(card, WHOLE_CARD_MILLI // jobs, self.node.gpus[card].memory_bytes // jobs)
+            for card in self.plain_cards
+        )
+        memory_bytes = self._limit.get((self.node.name, HOST, MEMORY), 0) // jobs
+        return Seat(self.node.name, 1000 * self.plain_threads(), memory_bytes, shares)
 
 
 def _free_resources(kind: NodeKind, node: str, amounts: Amounts) -> FreeResources:

@@ -164,12 +164,13 @@ class Cluster:
 
     @classmethod
     def local(cls, *, gpus: GpuReader | None = None) -> Cluster:
-        """This machine, within the limits of its cgroup, CPU affinity and CUDA_VISIBLE_DEVICES."""
+        """This machine, within the limits of its cgroup, CPU affinity and CUDA_VISIBLE_DEVICES; in the process of a
+        job, the part that the job has."""
         from dovetail import machine  # late: only this reads the machine, and it imports psutil
 
         facts = machine.read_machine(gpus=gpus)
         cards = tuple(_local_cluster(card) for card in facts.cards)
-        node = Node(name=facts.hostname, cpu_milli=facts.cpu_milli, memory_bytes=facts.memory_bytes, gpus=cards)
+        node = Node(facts.hostname, facts.cpu_milli, facts.memory_bytes, cards, custom=facts.custom)
         return cls((node,), facts.notes)
 
     def keeping_back(self, share: float) -> Cluster:

@@ -14,8 +14,18 @@ from dovetail.claims.store import ClaimRequest
 from dovetail.claims.updater import ClaimUpdater
 from dovetail.claims.wait import wait_for_claim
 from dovetail.engines.local.worker_environment import INSIDE_WORKER_VARIABLE
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, InfeasibleError, Problem
+from dovetail.machine.job_seat import job_seat
 from dovetail.observe.run_folder import home_folder
+from dovetail.resources.amounts import (
+    HOST,
+    cluster_capacity,
+    fits_within,
+    seats_from_amounts,
+    subtract_amounts,
+    sum_seats,
+)
+from dovetail.resources.seat import CardShare, Seat
 from dovetail.text_format import terminal_text
 
 if TYPE_CHECKING:
@@ -39,14 +49,16 @@ class Admission:
 
     plan: Plan
     granted: tuple[ClaimStore, Grant] | None = None
-    """None: the run is inside a worker of another run, whose resources it shares."""
+    """None: the run is inside a worker of another run or inside a job, whose resources it uses."""
     reservation: Reservation | None = None
     """Reserved resources of a Ray cluster."""
+    outside_job: Seats = ()
+    """Parts of the visible cards that the job of this process does not have."""
 
     @property
     def reserved(self) -> Seats:
         """Seats of other runs."""
-        return self.granted[1].reserved if self.granted is not None else ()
+        return self.granted[1].reserved if self.granted is not None else self.outside_job
 
     def claim_observers(self, post: Callable[[Event], None]) -> list[ClaimUpdater]:
         """The observer that updates the claim of this run and reports changes of others."""
@@ -91,7 +103,7 @@ def admit(
     avoids the seats of others at run time). Runs share a machine, or a cluster with the same spec.
     """
     if os.environ.get(INSIDE_WORKER_VARIABLE):
-        return Admission(alone)
+        return _admit_inside(alone, planned)
     cluster = alone.cluster
     book = machine_claims(cluster)
     grant = wait_for_claim(
@@ -111,6 +123,32 @@ def admit(
         book.release(grant.owner.id)
         raise
     return Admission(plan, (book, grant))
+
+
+def _admit_inside(alone: Plan, planned: Callable[[Cluster], Plan] | None) -> Admission:
+    """Admission within a worker of a run or a job: the claim of the machine has its resources already."""
+    reserved = _outside_job(alone.cluster)
+    if not reserved:
+        return Admission(alone)
+    plan = plan_around(planned, alone.cluster, reserved) if planned is not None else alone
+    job_has = subtract_amounts(cluster_capacity(alone.cluster), sum_seats(reserved))
+    if not fits_within(sum_seats(min_seats(plan)), job_has):
+        message = "the run needs more of a GPU than its job has"
+        fixes = ("submit the job with a whole GPU: --resources gpus=1",)
+        raise InfeasibleError(Problem("DT120", message, fixes=fixes))
+    return Admission(plan, outside_job=reserved)
+
+
+def _outside_job(cluster: Cluster) -> Seats:
+    """The parts of visible cards that belong to other jobs."""
+    seat, node = job_seat(os.environ), cluster.nodes[0]
+    if seat is None or len(cluster.nodes) != 1 or node.name != socket.gethostname():
+        return ()
+    if len(node.gpus) != len(seat.cards):
+        return ()
+    job_has = sum_seats((Seat(node.name, cards=tuple(CardShare(card, *has) for card, has in enumerate(seat.cards))),))
+    cards = {key: amount for key, amount in cluster_capacity(cluster).items() if key[1] != HOST}
+    return seats_from_amounts(subtract_amounts(cards, job_has))
 
 
 def machine_claims(cluster: Cluster) -> MachineClaimStore:

@@ -218,6 +218,7 @@ class AdmittedRun:
             control_socket,
             display,
             items,
+            self._shown_view(controller),
         )
 
     def _recorder(
@@ -281,6 +282,8 @@ class ActiveRun:
     control_socket: ControlSocket
     display: ProgressDisplay | None
     items: _ItemLoader
+    view: Callable[[float], StreamView]
+    """The view that is displayed."""
 
     @property
     def plan(self) -> Plan:

@@ -11,7 +11,7 @@ import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event, Lock, Thread, current_thread, main_thread
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from dovetail.control.events import CancelRun, Drain, FailureCause
 from dovetail.control.payload import SourceSinkError
@@ -163,6 +163,15 @@ class ItemError:
     """Where the source item is: "data/pages.jsonl:17" or "item 17"; empty: unknown."""
 
 
+class RunProgress(NamedTuple):
+    """Progress of a run."""
+
+    fraction: float | None
+    """From 0 to 1; None: the size of the input is unknown."""
+    text: str
+    """'1,200 of 5,000 items, 3 failed'."""
+
+
 class Run(RunHandle):
     """Iterate over it to get the results, or call `wait()`. Leaving a `with` block before the end cancels the run."""
 
@@ -249,6 +258,17 @@ class Run(RunHandle):
                     signal.signal(signal.SIGINT, before)
 
     # --- status
+
+    @property
+    def progress(self) -> RunProgress:
+        """How much of the input is finished."""
+        with suppress(Exception):  # the loop may change the state while it is read
+            view = self._active.view(self._engine.now())
+            total = view.total if view.total is not None else view.expected
+            text = f"{view.finished:,} of {total:,} {view.noun}" if total else f"{view.finished:,} {view.noun}"
+            text += f", {view.failed:,} failed" if view.failed else ""
+            return RunProgress(min(1.0, view.finished / total) if total else None, text)
+        return RunProgress(None, "")
 
     @property
     def status(self) -> str:
@@ -413,6 +433,11 @@ def _failed_item(folder: Path, count: int) -> tuple[str, tuple[str, ...]]:
 
 
 _ACTIVE_RUNS: weakref.WeakSet[RunHandle] = weakref.WeakSet()
+
+
+def active_runs() -> list[RunHandle]:
+    """Runs, services and actor systems of this process that have not ended. Thread: any."""
+    return list(_ACTIVE_RUNS)
 
 
 def _cancel_all_at_exit() -> None:

@@ -6,6 +6,7 @@ import math
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from dovetail.machine.job_seat import SEAT_VARIABLE
 from dovetail.pipeline.stage import GANG_VARIABLES
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from dovetail.engines.local.worker_spec import DriverContext
     from dovetail.resources.seat import Seat
 
-DROPPED_VARIABLES = (*GANG_VARIABLES, "CUDA_VISIBLE_DEVICES")
+DROPPED_VARIABLES = (*GANG_VARIABLES, "CUDA_VISIBLE_DEVICES", SEAT_VARIABLE)
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",

@@ -1,0 +1,1 @@
+"""Pipelines, recipes, backfills and actor systems as jobs of the queue."""
