@@ -783,6 +783,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Resume it with `dovetail jobs requeue JOB`.",
     ),
     (
+        "DT638",
+        1,
+        "`dovetail jobs tune` has no figures for a number of slots: all jobs failed, or the worker ended.",
+        "Correct the function or its arguments. Run one job to see its output: `dovetail jobs submit ... --wait`.",
+    ),
+    (
         "DT640",
         2,
         "A request to the status server of a worker has an unknown path, method or job. Shown in the response only.",

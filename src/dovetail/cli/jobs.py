@@ -33,6 +33,7 @@ from dovetail.cli.jobs_text import (
     summary_line,
     worker_table,
 )
+from dovetail.cli.jobs_tune import tune
 from dovetail.cli.jobs_watch import watch
 from dovetail.cli.options import json_option
 from dovetail.cli.queue_option import (
@@ -578,3 +579,4 @@ def schedules(remove: str | None, url: str | None, as_json: bool) -> None:
 
 jobs.add_command(watch)
 jobs.add_command(metrics)
+jobs.add_command(tune)

@@ -263,6 +263,29 @@ def uss_bytes(folder: str) -> int:
     return parse_statm(_read_proc_file(f"{folder}/statm")) if private is None else private
 
 
+def tree_bytes(root: int) -> int:
+    """Memory of a process and everything below it; pages that they share are counted once. One pass over all
+    processes."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        stat = parse_stat(_read_proc_file(f"/proc/{name}/stat")) if name.isdigit() else None
+        if stat is not None:
+            parents[int(name)] = stat.parent
+    found, waiting = {root}, True
+    while waiting:
+        below = {pid for pid, parent in parents.items() if parent in found} - found
+        found |= below
+        waiting = bool(below)
+    return sum(_pss_bytes(f"/proc/{pid}") for pid in found)
+
+
+def _pss_bytes(folder: str) -> int:
+    """Memory of a process, with its part of shared pages; an estimate where the kernel does not allow reading it."""
+    lines = _read_proc_file(f"{folder}/smaps_rollup").splitlines()
+    sizes = [int(line.split()[1]) for line in lines if line.startswith(b"Pss:")]
+    return sizes[0] * 1024 if sizes else parse_statm(_read_proc_file(f"{folder}/statm"))
+
+
 def parse_private(smaps: bytes) -> int | None:
     """Private bytes; None: not in the file."""
     sizes = [int(line.split()[1]) for line in smaps.splitlines() if line.startswith(b"Private_")]
