@@ -157,7 +157,8 @@ def test_without_a_token_only_names_of_this_machine_are_answered() -> None:
 
 
 def test_an_address_for_other_machines_needs_a_token() -> None:
-    for settings in ({"host": "0.0.0.0"}, {"host": "0.0.0.0", "token": "a b"}):
+    wrong: tuple[dict[str, Any], ...] = ({"host": "0.0.0.0"}, {"host": "0.0.0.0", "token": "a b"})
+    for settings in wrong:
         with pytest.raises(dt.ConfigError, match="DT641") as caught:
             StatusServer(ScriptedWorker(), MemoryStore(), port=0, **settings)
         assert caught.value.problems[0].fixes

@@ -51,9 +51,10 @@ def metrics(url: str | None, port: int, host: str, token: str) -> None:
     """Serve metrics, queues and workers over HTTP, also while there are no workers.
 
     The pages are those of a worker; /workers/status has the sums over all workers. /work/QUEUE,QUEUE has the number of
-    jobs that are ready or run, by which autoscalers start workers.
+    jobs that are ready or run, by which autoscalers start workers. /metrics also has the seconds of work that wait.
     """
     from dovetail.jobs.status_server import StatusServer, address_problems
+    from dovetail.jobs.work_signal import WorkReader
 
     problems = list(address_problems(host, token))
     if problems:
@@ -63,7 +64,8 @@ def metrics(url: str | None, port: int, host: str, token: str) -> None:
         source = QueueSource(queue.store)
         source.read()
         signals = stack.enter_context(WorkerSignals())
-        server = stack.enter_context(StatusServer(source, queue.store, host=host, port=port, token=token))
+        work = WorkReader(queue.store)
+        server = stack.enter_context(StatusServer(source, queue.store, host=host, port=port, token=token, work=work))
         click.echo(f"metrics: {server.url}metrics; Ctrl-C stops", err=True)
         ended = threading.Event()
         # a thread, because a store that hangs must not delay the end

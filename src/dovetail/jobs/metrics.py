@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dovetail.jobs.store import QueueStats, WorkerInfo
+    from dovetail.jobs.work_signal import QueuedWork
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "dovetail_"
@@ -102,6 +103,49 @@ def queue_families(stats: Sequence[QueueStats], now_ms: int) -> tuple[Family, ..
         ),
         Family(
             "queue_paused", GAUGE, "1 if the queue is paused.", tuple(({"queue": s.queue}, s.paused) for s in stats)
+        ),
+    )
+
+
+def work_families(work: QueuedWork) -> tuple[Family, ...]:
+    """Seconds of work of ready jobs, and the jobs whose time is not known."""
+
+    def by_class(amounts: Mapping[tuple[str, str], float]) -> tuple[Sample, ...]:
+        return tuple(({"queue": queue, "class": one}, value) for (queue, one), value in sorted(amounts.items()))
+
+    def by_kind(amounts: Mapping[str, float]) -> tuple[Sample, ...]:
+        return tuple(({"kind": kind}, value) for kind, value in sorted(amounts.items()))
+
+    return (
+        Family(
+            "queue_work_seconds",
+            GAUGE,
+            "Seconds of work of ready jobs whose functions were measured, by queue and resource class.",
+            by_class(work.seconds),
+        ),
+        Family(
+            "queue_unmeasured_jobs",
+            GAUGE,
+            "Ready jobs whose time is not known, by queue and resource class.",
+            by_class(work.unmeasured),
+        ),
+        Family(
+            "worker_kind_work_seconds",
+            GAUGE,
+            "Seconds of work of ready jobs by the kind of worker that can run them.",
+            by_kind(work.kind_seconds),
+        ),
+        Family(
+            "worker_kind_unmeasured_jobs",
+            GAUGE,
+            "Ready jobs whose time is not known, by the kind of worker that can run them.",
+            by_kind(work.kind_unmeasured),
+        ),
+        Family(
+            "function_seconds",
+            GAUGE,
+            "Mean time of the latest attempts of a function that succeeded.",
+            tuple(({"function": one}, value) for one, value in sorted(work.function_seconds.items())),
         ),
     )
 

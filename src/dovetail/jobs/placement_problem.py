@@ -53,7 +53,7 @@ def placement_problem(queue: str, shape: Shape, workers: Sequence[WorkerInfo]) -
     fit = Fit(shape)
     lines = []
     for worker in serving:
-        node = _node(worker.details)
+        node = worker_node(worker.details)
         if node is None or fit.assignments(free := NodeKind(node).untouched()):
             return None
         reasons = "; ".join(misfit_reasons(fit, free)) or "does not fit"
@@ -67,11 +67,12 @@ def placement_problem(queue: str, shape: Shape, workers: Sequence[WorkerInfo]) -
 
 def worker_capacity(details: Mapping[str, object]) -> FreeResources | None:
     """What a worker has in all; None: not limited, or not known."""
-    node = _node(details)
+    node = worker_node(details)
     return None if node is None else NodeKind(node).untouched()
 
 
-def _node(details: Mapping[str, object]) -> Node | None:
+def worker_node(details: Mapping[str, object]) -> Node | None:
+    """The node that a worker offers; None: not limited, or not known."""
     found = details.get("resources")
     if isinstance(found, dict):
         return _node_of_data(json.dumps(found, sort_keys=True))

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 from dovetail.errors import ConfigError, DovetailError, Problem
 from dovetail.jobs.job_view import job_data, queue_data, queue_work, worker_data
-from dovetail.jobs.metrics import CONTENT_TYPE, metrics_text
+from dovetail.jobs.metrics import CONTENT_TYPE, metrics_text, work_families
 from dovetail.jobs.store import StoreUnavailableError
 from dovetail.jobs.worker_status import readiness_problem
 from dovetail.runtime.http_json import JsonHandler, JsonServer, RequestError, is_header_value, is_loopback
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dovetail.jobs.store import QueueStats, Store, WorkerInfo
+    from dovetail.jobs.work_signal import WorkReader
 
 REQUEST_CODE = "DT640"
 ADDRESS_CODE = "DT641"
@@ -64,12 +65,14 @@ class StatusServer:
         host: str = DEFAULT_HOST,
         port: int = DEFAULT_PORT,
         token: str = "",
+        work: WorkReader | None = None,
     ) -> None:
-        """`port`: the first port to try; 0 is any free one. ConfigError if no port is free."""
+        """`port`: the first port to try; 0 is any free one. `work`: for metrics of the work that waits. ConfigError if
+        no port is free."""
         problems = list(address_problems(host, token))
         if problems:
             raise ConfigError(problems)
-        self._server = _listening(host, port, token, StatusPages(worker, store))
+        self._server = _listening(host, port, token, StatusPages(worker, store, work))
         self._thread = Thread(target=self._server.serve_forever, args=(0.1,), name="status server", daemon=True)
         self._thread.start()
 
@@ -129,8 +132,9 @@ class PageServer(JsonServer):
 class StatusPages:
     """Content of the pages."""
 
-    def __init__(self, worker: StatusSource, store: Store) -> None:
+    def __init__(self, worker: StatusSource, store: Store, work: WorkReader | None = None) -> None:
         self.worker = worker
+        self._work = work
         self._store = store
         self._lock = Lock()
         self._snapshot: tuple[Sequence[QueueStats], Sequence[WorkerInfo], int] = ((), (), 0)
@@ -164,7 +168,8 @@ class StatusPages:
     def metrics(self) -> str:
         status = self.worker.get_status()
         try:
-            return metrics_text(status, *self._counts())
+            more = () if self._work is None else work_families(self._work.read())
+            return metrics_text(status, *self._counts(), more)
         except StoreUnavailableError:
             return metrics_text(status, None)
 
