@@ -53,6 +53,7 @@ PURE_JOBS = (
     "worker_status",
     "simulation_fields",
     "simulation_report",
+    "model_table",
 )
 PURE = (
     "errors.py",

@@ -769,6 +769,20 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "Unset WORKER_ID, or give every worker an id of its own.",
     ),
     (
+        "DT630",
+        2,
+        "A model is asked for in a wrong way: key, size or device are invalid, the job runs in a process of its own, "
+        "or it runs in an event loop, which a load would block.",
+        "Use isolation `warm_process` or `thread`, and `await models.get_async(...)` in coroutines.",
+    ),
+    (
+        "DT631",
+        3,
+        "There is no memory for a model: it is larger than what the worker may use, or the models of running jobs hold "
+        "the memory.",
+        "Release models that the job does not need any more, or start the worker with more memory.",
+    ),
+    (
         "DT635",
         2,
         "A worker does not run the file of a run, or does not read or write its paths: they are not in a folder of "

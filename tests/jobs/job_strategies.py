@@ -53,7 +53,7 @@ def specs() -> st.SearchStrategy[JobSpec]:
         at_ms=st.none() | st.integers(0, 2**42),
         delay_ms=st.integers(0, 2**42),
         timeout_ms=st.none() | st.integers(1, 2**42),
-        isolation=st.none() | st.sampled_from(["process", "thread", "async"]),
+        isolation=st.none() | st.sampled_from(["process", "warm_process", "thread", "async"]),
         schedule=st.none() | text,
         options=st.dictionaries(text, st.none() | st.integers() | text, max_size=3),
     )

@@ -278,3 +278,31 @@ def burn_cpu(seconds: float) -> None:
 
 plain_function = len
 """Not declared with @dt.job."""
+
+
+@job(isolation="warm_process", model="name")
+def use_model(name: str, size: int = 1 << 20, began: str = "", path: str = "") -> dict[str, Any]:
+    """Use a model, and wait for a file if one is named."""
+    model = current_job().models.get(name, LoadedModel, bytes=size)
+    print(f"using {name}")  # noqa: T201
+    if began:
+        Path(began).write_text(str(os.getpid()))
+    while path and not Path(path).exists():
+        time.sleep(0.005)
+    model.uses += 1
+    return {"pid": os.getpid(), "uses": model.uses, "model": id(model)}
+
+
+class LoadedModel:
+    uses = 0
+
+
+@job
+def keep_bytes(size: int) -> bool:
+    """Leave memory allocated, as a library that caches does."""
+    KEPT.append(bytearray(size))
+    time.sleep(0.6)  # for a check of the memory
+    return True
+
+
+KEPT: list[bytearray] = []

@@ -96,7 +96,7 @@ commit_every= and recompute=. Workers run them if they were started with
 @click.option("--resources", metavar="REQUEST", help=f"What one attempt needs: '{REQUEST_EXAMPLE}'.")
 @click.option("--timeout", metavar="TIME", help="Limit of one attempt: 90s, 1h.")
 @click.option("--retries", type=click.IntRange(min=0), metavar="N", help="Retries for every cause; 0: none.")
-@click.option("--isolation", metavar="KIND", help="process, thread or async.")
+@click.option("--isolation", metavar="KIND", help="process, warm_process, thread or async.")
 @click.option("--preemptible", is_flag=True, help="It may be ended, without a charge, for a job of higher priority.")
 @click.option("--preemption-grace", metavar="TIME", help="Time to save its state before that.  [default: 30s]")
 @click.option(

@@ -38,7 +38,7 @@ FUNCTIONS_SHOWN = 8
 LINE_INTERVAL_S = 10.0
 LIVE_INTERVAL_S = 1.0
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
-ISOLATIONS = ("process", "thread", "async")
+ISOLATIONS = ("process", "warm_process", "thread", "async")
 SIGNAL_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
@@ -131,9 +131,9 @@ SIGTERM).
     "--recycle-jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Restart the worker after N jobs in threads or the event loop.",
+    help="Restart the worker after N jobs in threads or the event loop, a warm process after N jobs.",
 )
-@click.option("--recycle-bytes", metavar="SIZE", help="Restart the worker when it uses more memory than this.")
+@click.option("--recycle-bytes", metavar="SIZE", help="Restart the worker, or a warm process, above this memory.")
 @click.option("--allow-pickle", is_flag=True, help="Open pickled arguments: only if all submitters are trusted.")
 @files_option()
 @click.option("--log-dir", metavar="DIR", type=FOLDER_PATH, help="Output of jobs.  [default: --files]")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.jobs.current_job import CurrentJob
@@ -17,10 +18,12 @@ from dovetail.jobs.job_call import call_async_job, failure_ending
 from dovetail.jobs.running_attempt import StopReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from dovetail.jobs.model_cache import JobModels
     from dovetail.jobs.payload_codec import PayloadCodec
     from dovetail.jobs.running_attempt import AttemptKey, CompletionSink, RunningAttempt
+    from dovetail.resources.seat import Seat
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -28,8 +31,12 @@ CLOSE_TIMEOUT_S = 5.0
 class AsyncRunner:
     """One thread with an event loop, started by the first attempt."""
 
-    def __init__(self, worker: str, codec: PayloadCodec, sink: CompletionSink) -> None:
+    def __init__(
+        self, worker: str, codec: PayloadCodec, sink: CompletionSink, models_of: Callable[[Seat | None], JobModels]
+    ) -> None:
+        """`models_of`: the models of this process for a job with this seat."""
         self._worker = worker
+        self._models_of = models_of
         self._codec = codec
         self._sink = sink
         self._incoming: deque[RunningAttempt] = deque()
@@ -100,6 +107,7 @@ class AsyncRunner:
             attempt.report,
             attempt.is_cancelled,
             attempt.is_checkpoint_requested,
+            partial(self._models_of, attempt.seat),
         )
         timer = None
         if attempt.timeout_s is not None:
@@ -116,6 +124,7 @@ class AsyncRunner:
         finally:
             if timer is not None:
                 timer.cancel()
+            job.release_models()
             self._tasks.pop(attempt.key, None)
         self._sink.finish(attempt, completion)
 

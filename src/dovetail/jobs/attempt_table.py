@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
+from dovetail.jobs.isolation import PROCESS_KINDS
 from dovetail.jobs.job import Outcome
 from dovetail.jobs.running_attempt import StopReason
 
@@ -45,7 +46,7 @@ class AttemptTable:
             self.abandoned.pop(attempt.key, None)
         elif attempt.stop_reason is not StopReason.LEASE_LOST:
             self._outbox.append(completion)
-        if attempt.isolation != "process":
+        if attempt.isolation not in PROCESS_KINDS:
             self.ended_here += 1
         if self.is_loop_waiting:
             self.is_loop_waiting = False

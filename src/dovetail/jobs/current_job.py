@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Token
 
+    from dovetail.jobs.model_cache import JobModels
+
 NO_CURRENT_JOB = "DT615"
 MESSAGE_LIMIT_CHARS = 1_000
 
@@ -33,12 +35,15 @@ class CurrentJob:
     """A running attempt of a job, as its own code sees it. Thread-safe.
 
     The runner of the worker makes it, with callbacks: `report` gets what `progress` was given and must not block;
-    `is_cancelled` answers whether the job should stop, `is_checkpoint_requested` whether it is to make room.
+    `is_cancelled` answers whether the job should stop, `is_checkpoint_requested` whether it is to make room;
+    `make_models` makes its view of the models of the process.
     """
 
     __slots__ = (
         "_is_cancelled",
         "_is_checkpoint_requested",
+        "_make_models",
+        "_models",
         "_report",
         "attempt",
         "id",
@@ -57,6 +62,7 @@ class CurrentJob:
         report: Callable[[float | None, str | None], None] = _ignore,
         is_cancelled: Callable[[], bool] = _never,
         is_checkpoint_requested: Callable[[], bool] = _never,
+        make_models: Callable[[], JobModels] | None = None,
     ) -> None:
         self.id = id
         self.attempt = attempt
@@ -69,6 +75,8 @@ class CurrentJob:
         self._report = report
         self._is_cancelled = is_cancelled
         self._is_checkpoint_requested = is_checkpoint_requested
+        self._make_models = make_models
+        self._models: JobModels | None = None
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Report progress from 0 to 1, and a text. It is shown within a third of a lease; the latest report counts."""
@@ -94,6 +102,23 @@ class CurrentJob:
         Only jobs with `preemptible=True` are asked. A job that has looked at it has its `preemption_grace` before it
         gets SIGTERM; another one gets SIGTERM at once, and SIGKILL after the grace."""
         return self._is_checkpoint_requested()
+
+    @property
+    def models(self) -> JobModels:
+        """Models that stay loaded for later jobs: `models.get("resnet50", load, bytes="1GB")`. In jobs with isolation
+        "warm_process", "thread" or "async"."""
+        if self._models is None:
+            if self._make_models is None:
+                from dovetail.jobs.model_cache import NoModels
+
+                self._make_models = NoModels
+            self._models = self._make_models()
+        return self._models
+
+    def release_models(self) -> None:
+        """Called by its runner when it has ended."""
+        if self._models is not None:
+            self._models.release_all()
 
     def __repr__(self) -> str:
         return f"<current job {self.id}, attempt {self.attempt}, worker {self.worker}>"

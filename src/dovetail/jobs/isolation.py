@@ -10,6 +10,9 @@
 | a crash (SIGSEGV, `os._exit`) | ends this job | ends all jobs of the worker | ends all jobs of the worker |
 | CPU time, peak memory, exit code | recorded | CPU time | no |
 | output | a file per attempt | the output of the worker | the output of the worker |
+
+A `warm_process` keeps the limits of a process. It runs jobs one after another and keeps their models, and ends with a
+job that is ended by a signal (timeout, memory, most cancellations), leaves a process behind or runs out of memory.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape
 
 ISOLATION_PROBLEM = "DT624"
+PROCESS, WARM_PROCESS = "process", "warm_process"
+PROCESS_KINDS = (PROCESS, WARM_PROCESS)
+"""Isolations with a process of its own, to which all limits apply."""
 
 
 def timeout_of(spec: JobSpec, function: JobFunction, job_timeout_s: float | None) -> float | None:
@@ -43,6 +49,8 @@ def isolation_of(spec: JobSpec, shape: Shape, function: JobFunction, options: Wo
         _check(said, spec, function)
         return said
     has_timeout = timeout_of(spec, function, options.job_timeout_s) is not None
+    if options.isolation == WARM_PROCESS:
+        return WARM_PROCESS
     if shape.computes_on_gpu or shape.memory_bytes or (has_timeout and not function.is_async):
         return "process"
     default = options.isolation or "async"

@@ -145,7 +145,7 @@ class JobSpec:
     timeout_ms: int | None = None
     """Limit of one attempt, kept by the worker."""
     isolation: str | None = None
-    """"process", "thread" or "async"; None: the worker's default for such a job."""
+    """"process", "warm_process", "thread" or "async"; None: the worker's default for such a job."""
     schedule: str | None = None
     """Name of the schedule that submitted it."""
     preemptible: bool = False

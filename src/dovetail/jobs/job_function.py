@@ -20,8 +20,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from dovetail.errors import UNSET, ConfigError, JobRefusedError, Problem, did_you_mean, nearest_word, short_repr
-from dovetail.jobs.submit_options import JobOptions, checked_job_options
+from dovetail.errors import UNSET, Change, ConfigError, JobRefusedError, Problem, did_you_mean, nearest_word, short_repr
+from dovetail.jobs.submit_options import BAD_OPTION, JobOptions, checked_job_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +85,17 @@ class JobFunction:
         return job
 
     @property
+    def model_parameter(self) -> str | None:
+        """Its parameter whose value names the model that a job uses."""
+        return self.defaults.model
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by parameter, defaults included. TypeError: it cannot be called with them."""
+        bound = inspect.signature(self.function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
@@ -109,6 +120,7 @@ def job(
     isolation: str | None = ...,
     preemptible: bool | None = ...,
     preemption_grace: str | float | None = ...,
+    model: str | None = ...,
 ) -> Callable[[Callable[..., Any]], JobFunction]: ...
 
 
@@ -124,14 +136,17 @@ def job(
     isolation: Any = None,
     preemptible: Any = None,
     preemption_grace: Any = None,
+    model: Any = None,
 ) -> Any:
     """Declare a function that workers may run: `@dt.job`, `@dt.job(resources=dt.Resources(gpus=1), timeout="1h")`.
 
-    The options are defaults for its jobs; `submit` overrides them. `isolation`: "process", "thread" or "async".
-    `preemptible`: may be ended for a job of higher priority, after `preemption_grace` to save its state.
+    The options are defaults for its jobs; `submit` overrides them. `isolation`: "process", "warm_process",
+    "thread" or "async". `preemptible`: may be ended for a job of higher priority, after `preemption_grace` to save its
+    state. `model`: the parameter whose value names the model that a job uses; the job then runs in a warm process that
+    holds this model, if one is idle.
     """
     options = checked_job_options(
-        JobOptions(resources, queue, priority, timeout, retries, isolation, preemptible, preemption_grace)
+        JobOptions(resources, queue, priority, timeout, retries, isolation, preemptible, preemption_grace, model)
     )
     if function is UNSET:
         return functools.partial(_declared, options)
@@ -146,8 +161,19 @@ def _declared(options: JobOptions, function: Any) -> JobFunction:
     if not inspect.isfunction(function):
         message = f"@dt.job: {short_repr(function)} is not a function"
         raise ConfigError(Problem(NOT_A_FUNCTION, message, fixes=("write @dt.job above a def",)))
+    _check_parameter(function, "model", options.model)
     found = _reference(function)
     return JobFunction(function, "" if isinstance(found, Problem) else found, options)
+
+
+def _check_parameter(function: Any, option: str, name: str | None) -> None:
+    """ConfigError if an option names a parameter that the function does not have."""
+    known = list(inspect.signature(function).parameters)
+    if name is None or name in known:
+        return
+    message = f"@dt.job: {option}={name!r} is not a parameter of {function.__name__}{did_you_mean(name, known)}"
+    fixes = (Change({option: nearest_word(name, known) or (known[0] if known else None)}),)
+    raise ConfigError(Problem(BAD_OPTION, message, (f"{function.__name__}{inspect.signature(function)}"[:200],), fixes))
 
 
 # --- references

@@ -1,4 +1,4 @@
-"""Process of one job: forked by the fork server, calls the function, sends its end over a socket and exits.
+"""Process of a job: forked by the fork server, calls the function, sends its end over a socket and exits.
 
 Frames to the worker: ("progress", fraction, message), ("ended", outcome, encoding, error, traceback, final, on GPU)
 with the result as body. ("looks", KIND) when
@@ -30,6 +30,8 @@ from dovetail.jobs.payload_codec import PayloadCodec
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
+
+    from dovetail.jobs.model_cache import JobModels
 
     ThreadSetter = Callable[[int], object]
 
@@ -77,6 +79,8 @@ class JobCall(NamedTuple):
     queue: str
     threads: int
     """For libraries with thread pools: CPUs of its seat."""
+    is_warm: bool = False
+    """Whether the process waits for other jobs afterwards (`warm_process.py`)."""
 
     def pack(self) -> bytes:
         return marshal.dumps(tuple(self))
@@ -127,17 +131,21 @@ def main(sock: socket.socket, breadcrumbs_fd: int, cells: Sequence[int], spec: b
         signal.signal(signal.SIGTERM, _on_terminate)
     try:
         become_subreaper()
-        return _run(JobLink(sock), JobCall.unpack(spec))
+        call = JobCall.unpack(spec)
+        if call.is_warm:
+            from dovetail.jobs.warm_process import run_jobs
+
+            run_jobs(sock, call)
+        else:
+            link = JobLink(sock)
+            link.send_ending(call_function(link, call))
     except JobStopped:
-        return CLEAN_EXIT_CODE if _has_no_children() else LEFT_PROCESSES_EXIT_CODE
+        pass
+    return CLEAN_EXIT_CODE if has_no_children() else LEFT_PROCESSES_EXIT_CODE
 
 
-def _run(link: JobLink, call: JobCall) -> int:
-    link.send_ending(_call(link, call))
-    return CLEAN_EXIT_CODE if _has_no_children() else LEFT_PROCESSES_EXIT_CODE
-
-
-def _call(link: JobLink, call: JobCall) -> Ending:
+def call_function(link: JobLink, call: JobCall, make_models: Callable[[], JobModels] | None = None) -> Ending:
+    """Run a job in this process."""
     try:
         if not _PREPARED:
             prepare(call.setup)
@@ -158,8 +166,12 @@ def _call(link: JobLink, call: JobCall) -> Ending:
         link.report,
         link.is_cancelled,
         link.is_checkpoint_requested,
+        make_models,
     )
-    return call_job(function, call.payload, call.encoding, prepared.codec, job)
+    try:
+        return call_job(function, call.payload, call.encoding, prepared.codec, job)
+    finally:
+        job.release_models()
 
 
 class JobLink:
@@ -176,6 +188,7 @@ class JobLink:
         self._progress: tuple[float | None, str | None] | None = None
         self._reporter: threading.Thread | None = None
         self._news: threading.Event | None = None
+        self._is_over = False
 
     def send_ending(self, ending: Ending) -> None:
         head = (
@@ -210,7 +223,7 @@ class JobLink:
 
     def _send_reports(self, news: threading.Event) -> None:
         with contextlib.suppress(OSError):
-            while news.wait():
+            while news.wait() and not self._is_over:
                 news.clear()
                 with self._lock:
                     self._send_progress()
@@ -264,7 +277,7 @@ def _on_terminate(*_: object) -> NoReturn:
     raise JobStopped
 
 
-def _has_no_children() -> bool:
+def has_no_children() -> bool:
     """Whether the job has left no process, in whatever session: this process has adopted them."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -322,4 +335,14 @@ def server_environment(plain: Mapping[str, str], inherited: Mapping[str, str]) -
     return found
 
 
-__all__ = ["JobCall", "ProcessSetup", "ending_from_frame", "main", "prepare", "server_environment"]
+__all__ = [
+    "JobCall",
+    "JobLink",
+    "ProcessSetup",
+    "call_function",
+    "ending_from_frame",
+    "has_no_children",
+    "main",
+    "prepare",
+    "server_environment",
+]

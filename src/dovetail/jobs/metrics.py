@@ -194,6 +194,7 @@ def worker_families(status: Mapping[str, Any]) -> tuple[Family, ...]:
         gauge("worker_uptime_seconds", "uptime_s", "Seconds since this worker started."),
         gauge("worker_last_exchange_seconds", "last_exchange_s", "Seconds since the store last answered this worker."),
         *_resource_families(status, labels),
+        *_model_families(status, labels),
         Family(
             "worker_attempts_total",
             COUNTER,
@@ -212,6 +213,30 @@ def _resource_families(status: Mapping[str, Any], labels: Mapping[str, str]) -> 
         amounts = status.get(key)
         found = amounts.items() if isinstance(amounts, dict) else ()
         yield Family(name, GAUGE, text, tuple(({**labels, "resource": str(one)}, amount) for one, amount in found))
+
+
+def _model_families(status: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[Family]:
+    """Models that stay loaded between jobs."""
+    models = status.get("models")
+    if not isinstance(models, dict):
+        return
+    for name, key, text in (
+        ("worker_model_hits_total", "hits", "Uses of a model that was loaded."),
+        ("worker_model_misses_total", "misses", "Uses of a model that had to be loaded."),
+        ("worker_model_evictions_total", "evictions", "Models that were evicted for others."),
+        ("worker_model_load_seconds_total", "load_s", "Seconds in which models were loaded."),
+        (
+            "worker_model_reloads_total",
+            "reloads",
+            "Loads of a model shortly after its eviction: the memory for models is too small.",
+        ),
+        ("worker_model_load_failures_total", "failures", "Loads of models that failed."),
+    ):
+        yield Family(name, COUNTER, text, ((labels, models[key]),))
+    sizes = models["bytes"].items()
+    samples = tuple(({**labels, "device": device}, size) for device, size in sizes)
+    yield Family("worker_model_bytes", GAUGE, "Memory of cached models, by device.", samples)
+    yield Family("worker_models", GAUGE, "Cached models.", ((labels, len(models["models"])),))
 
 
 def ingest_families(status: Mapping[str, Any]) -> tuple[Family, ...]:

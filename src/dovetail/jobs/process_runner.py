@@ -1,4 +1,5 @@
-"""Isolation `process`: a fresh process per job, forked by a warm fork server that has imported the application.
+"""Isolations `process` and `warm_process`: a fresh process per job, forked by a fork server that has imported the
+application, or one that runs jobs one after another and keeps their models.
 
 One thread does everything: it asks the fork server for processes, reads what they send, keeps time and memory limits,
 and reports their ends. A process is over when the fork server says so: then its process group is dead, and whatever it
@@ -25,26 +26,31 @@ from dovetail.engines.local.forkserver_client import NO_BREADCRUMBS, ForkServerC
 from dovetail.engines.local.memory_watch import LOCAL_FULL_SHARE, MemoryWatch
 from dovetail.engines.local.protocol import DONT_WAIT, Channel
 from dovetail.engines.local.worker_environment import THREAD_VARIABLES
+from dovetail.jobs.isolation import WARM_PROCESS
 from dovetail.jobs.job import Outcome
 from dovetail.jobs.job_process import CANCEL, CHECKPOINT, JobCall, ending_from_frame, server_environment
 from dovetail.jobs.running_attempt import RunningAttempt, StopReason, next_shape
 from dovetail.jobs.store import Completion
+from dovetail.jobs.warm_pool import WarmPool
 from dovetail.machine.processes import private_bytes
 from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dovetail.engines.local.protocol import Frame
     from dovetail.jobs.job_call import Ending
     from dovetail.jobs.job_logs import JobLog, JobLogs
     from dovetail.jobs.job_process import ProcessSetup
+    from dovetail.jobs.model_ledger import ModelLedger
+    from dovetail.jobs.payload_codec import PayloadCodec
     from dovetail.jobs.running_attempt import AttemptKey, CompletionSink
+    from dovetail.jobs.worker_capacity import WorkerCapacity
     from dovetail.resources.seat import Seat
 
 PROGRAM = "dovetail.jobs.job_process"
-CHECK_INTERVAL_S = 0.25
-"""Interval of the checks of memory and of the size of logs, while jobs run."""
+CHECK_INTERVAL_S, IDLE_CHECK_INTERVAL_S = 0.25, 10.0
+"""Interval of the checks of memory and of the size of logs while jobs run, and of those of idle warm processes."""
 SERVER_RESTART_S = 1.0
 """Pause after the fork server has died, so that one that dies at once does not take the CPU."""
 CLOSE_TIMEOUT_S = 20.0
@@ -54,13 +60,31 @@ MAX_THREADS = 10_000
 
 @dataclass(slots=True, eq=False)
 class JobProcess:
-    """A process of an attempt."""
+    """A process of an attempt, or of one attempt after another."""
 
     number: int
     attempt: RunningAttempt
+    """The running one, or the last one of an idle process."""
     server: Server
     channel: Channel
     log: JobLog
+    environment: Mapping[str, str]
+    host: int | None = None
+    """Its number in the ledger of models; None: it runs one job."""
+    runs: int = 1
+    """Attempts until now. A timer of an earlier one means nothing."""
+    is_idle: bool = False
+    is_ending: bool = False
+    """It was asked to exit when it was idle."""
+    idle_since: float = 0.0
+    base_bytes: int = 0
+    """Memory that is not of the running attempt."""
+    base_model_bytes: int = 0
+    """The part of it that is of cached models."""
+    cpu_s: float = 0.0
+    """Of earlier attempts."""
+    used_models: set[str] = field(default_factory=set)
+    """By the running attempt."""
     is_open: bool = True
     """Whether its socket is polled."""
     ending: Ending | None = None
@@ -86,6 +110,21 @@ class Server:
     """Its memory, which its processes share until they write to it."""
 
 
+class _ProcessHost:
+    """The models of a warm process, as the ledger sees them."""
+
+    def __init__(self, process: JobProcess, post: Callable[[str, Any], None]) -> None:
+        self._process = process
+        self._post = post
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def evict(self, keys: Sequence[str]) -> None:
+        self._post("send", (self._process, ("evict", tuple(keys))))
+
+
 class ProcessRunner:
     """Processes of jobs, by number."""
 
@@ -95,22 +134,29 @@ class ProcessRunner:
         logs: JobLogs,
         sink: CompletionSink,
         environment_of: Callable[[Seat | None], dict[str, str]],
+        capacity: WorkerCapacity,
+        models: ModelLedger,
+        codec: PayloadCodec,
         *,
         kill_grace_s: float,
-        memory_limit_bytes: int,
         recycle_jobs: int | None = None,
+        recycle_bytes: int | None = None,
         on_start_failed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`environment_of`: variables of a seat. `memory_limit_bytes`: memory of the worker, 0 if unknown.
+        """`environment_of`: variables of a seat. `recycle_jobs`, `recycle_bytes`: end a warm process after this many
+        jobs, or above this memory without its models; the fork server is replaced after `recycle_jobs`, too.
         `on_start_failed`: called with the reason when a process could not be started; its attempt is given back."""
         self._setup = setup.pack()
         self._logs = logs
         self._sink = sink
         self._environment_of = environment_of
+        self._capacity = capacity
+        self._models = models
         self._environments: dict[Seat | None, dict[str, str]] = {}
         self._kill_grace_s = kill_grace_s
-        self._memory_limit_bytes = memory_limit_bytes
+        self._memory_limit_bytes = capacity.node.memory_bytes  # 0 if unknown
         self._recycle_jobs = recycle_jobs
+        self._recycle_bytes = recycle_bytes
         self._on_start_failed = on_start_failed
         self._requests: deque[tuple[str, Any]] = deque()
         self._thread: threading.Thread | None = None
@@ -125,7 +171,9 @@ class ProcessRunner:
         self._by_fd: dict[int, JobProcess] = {}
         self._by_key: dict[AttemptKey, JobProcess] = {}
         self._numbers = 0
-        self._timers: list[tuple[float, int, str]] = []
+        self._timers: list[tuple[float, int, int, str]] = []
+        """(Time, number of the process, number of its run, what)."""
+        self._warm = WarmPool(models.keys_of, codec)
         self._processes: dict[int, JobProcess] = {}
         self._next_check = 0.0
         self._oom_kills = OomKillCounter()
@@ -155,6 +203,10 @@ class ProcessRunner:
         if self._thread is not None:
             self._thread.join(CLOSE_TIMEOUT_S)
 
+    def _post(self, kind: str, value: Any) -> None:
+        self._requests.append((kind, value))
+        self._wake()
+
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_write, b"\0")
@@ -170,14 +222,8 @@ class ProcessRunner:
                 self._on_server_lost(server)
 
     def _step(self) -> None:
-        for fd, _ in self._epoll.poll(self._seconds_left()):
-            process = self._by_fd.get(fd)
-            if process is not None:
-                self._read_process(process)
-            elif fd == self._wake_read:
-                os.read(fd, 4096)
-            elif fd in self._servers:
-                self._read_server(self._servers[fd])
+        for fd, events in self._epoll.poll(self._seconds_left()):
+            self._on_readable(fd, events)
         for server in list(self._servers.values()):
             if server.client.has_frames:
                 self._read_server(server)
@@ -185,14 +231,27 @@ class ProcessRunner:
             self._on_request(*self._requests.popleft())
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            _, number, what = heapq.heappop(self._timers)
-            if number in self._processes:
-                self._on_timer(self._processes[number], what)
+            _, number, run, what = heapq.heappop(self._timers)
+            process = self._processes.get(number)
+            if process is not None and process.runs == run and (process.is_ending or not process.is_idle):
+                self._on_timer(process, what)
         if self._processes and now >= self._next_check:
-            self._next_check = now + CHECK_INTERVAL_S
+            is_busy = any(not process.is_idle for process in self._processes.values())
+            self._next_check = now + (CHECK_INTERVAL_S if is_busy else IDLE_CHECK_INTERVAL_S)
             self._check(now)
         for server in list(self._servers.values()):
             server.client.flush()
+
+    def _on_readable(self, fd: int, events: int) -> None:
+        process = self._by_fd.get(fd)
+        if process is not None:
+            if events & select.EPOLLOUT:
+                self._flush(process)
+            self._read_process(process)
+        elif fd == self._wake_read:
+            os.read(fd, 4096)
+        elif fd in self._servers:
+            self._read_server(self._servers[fd])
 
     def _seconds_left(self) -> float:
         now = time.monotonic()
@@ -208,6 +267,8 @@ class ProcessRunner:
                     self._start(attempt)
             case "stop":
                 self._stop(*value)
+            case "send":
+                self._send(*value)
             case "close":
                 self._closing = True
 
@@ -220,6 +281,13 @@ class ProcessRunner:
         if attempt.is_stopping():
             self._sink.finish(attempt, attempt.stopped())
             return
+        self._next_check = min(self._next_check, time.monotonic() + CHECK_INTERVAL_S)
+        environment = self._environment(attempt.seat)
+        if attempt.isolation == WARM_PROCESS:
+            process = self._warm.take(attempt, environment)
+            if process is not None:
+                self._run_again(process, attempt)
+                return
         try:
             server = self._current_server()
             ours, theirs = socket.socketpair()
@@ -231,22 +299,12 @@ class ProcessRunner:
         self._numbers += 1
         number = self._numbers
         log = self._logs.open(attempt.spec.id, attempt.attempt)
-        process = JobProcess(number, attempt, server, Channel(ours), log)
-        environment = self._environment(attempt.seat)
-        spec = attempt.spec
-        call = JobCall(
-            self._setup,
-            spec.function,
-            spec.payload,
-            spec.encoding,
-            spec.id,
-            attempt.attempt,
-            attempt.key[1],
-            spec.queue,
-            _thread_count(environment),
-        )
+        process = JobProcess(number, attempt, server, Channel(ours), log, environment)
+        if attempt.isolation == WARM_PROCESS:
+            process.host = self._models.add_host(_ProcessHost(process, self._post))
         given: Any = None if environment is server.environment else environment
         server.environment = environment
+        call = self._call(process)
         server.client.spawn(number, call.pack(), (theirs.fileno(), log.fd), (), given, fresh=False)
         server.client.flush()
         theirs.close()
@@ -255,6 +313,55 @@ class ProcessRunner:
         self._by_fd[ours.fileno()] = self._by_key[attempt.key] = process
         self._epoll.register(ours.fileno(), select.EPOLLIN)
         attempt.has_begun = True
+
+    def _call(self, process: JobProcess) -> JobCall:
+        attempt = process.attempt
+        spec = attempt.spec
+        return JobCall(
+            self._setup,
+            spec.function,
+            spec.payload,
+            spec.encoding,
+            spec.id,
+            attempt.attempt,
+            attempt.key[1],
+            spec.queue,
+            _thread_count(process.environment),
+            attempt.isolation == WARM_PROCESS,
+        )
+
+    def _run_again(self, process: JobProcess, attempt: RunningAttempt) -> None:
+        """Run an attempt in a warm process that is idle."""
+        process.attempt = attempt
+        process.log = self._logs.open(attempt.spec.id, attempt.attempt)
+        process.runs += 1
+        process.is_idle = process.looks_at_cancelled = False
+        process.peak_bytes = 0
+        process.used_models = set()
+        if attempt.shape.memory_bytes and process.pid is not None:
+            process.base_bytes = private_bytes([process.pid]).get(process.pid, 0)
+            process.base_model_bytes = self._model_bytes(process)
+        attempt.has_begun = True
+        attempt.pid = process.pid
+        self._by_key[attempt.key] = process
+        self._send(process, ("run",), [self._call(process).pack()], (process.log.fd,))
+        if attempt.timeout_s is not None:
+            self._set_timer(attempt.timeout_s, process, "timeout")
+
+    def _send(
+        self, process: JobProcess, head: tuple[Any, ...], body: Sequence[bytes] = (), descriptors: Sequence[int] = ()
+    ) -> None:
+        if process.is_open:
+            process.channel.put(head, body, descriptors)
+            self._flush(process)
+
+    def _flush(self, process: JobProcess) -> None:
+        """Send as much as the socket takes, and the rest when it takes more."""
+        is_sent = process.channel.flush()
+        self._epoll.modify(process.channel.fileno(), select.EPOLLIN | (0 if is_sent else select.EPOLLOUT))
+
+    def _model_bytes(self, process: JobProcess) -> int:
+        return 0 if process.host is None else self._models.host_bytes(process.host)
 
     def _environment(self, seat: Seat | None) -> dict[str, str]:
         """One object per seat. The environment of a seat does not change while the worker runs."""
@@ -303,6 +410,7 @@ class ProcessRunner:
             case ("forked", number, pid) if number in server.processes:
                 process = server.processes[number]
                 process.pid = process.attempt.pid = pid
+                process.base_bytes = server.base_bytes
                 server.client.pids[number] = pid
                 if process.attempt.timeout_s is not None:
                     self._set_timer(process.attempt.timeout_s, process, "timeout")
@@ -313,6 +421,8 @@ class ProcessRunner:
                 self._close_if_unused(server)
             case ("prepared", pid, _):  # if it failed, each job reports the error
                 server.base_bytes = private_bytes([pid]).get(pid, 0)
+                for process in server.processes.values():
+                    process.base_bytes = process.base_bytes or server.base_bytes
 
     def _on_server_lost(self, server: Server) -> None:
         """All of its processes end with it."""
@@ -350,8 +460,43 @@ class ProcessRunner:
                             process.attempt.looks_at_checkpoint = True
                     case "ended":
                         process.ending = ending_from_frame(frame.head, frame.body)
+                    case "next":
+                        self._on_next(process, frame.head[1])
+                    case "model":
+                        self._on_model_frame(process, frame.head[1], frame.head[2:])
             if not is_connected:
                 self._close_socket(process)
+
+    def _on_model_frame(self, process: JobProcess, what: str, details: tuple[Any, ...]) -> None:
+        """A warm process uses its cache, or asks for memory."""
+        models, host = self._models, process.host
+        assert host is not None, what
+        match what, details:
+            case "reserve", (key, device, size, can_wait, number):
+                process.used_models.add(key)
+                answer = self._answer(process, number)
+                seat = process.attempt.seat
+                position = self._capacity.device_of(seat, device)
+                if position is None:
+                    answer(f"the job sees {len(self._capacity.cards_of(seat))} cards, and no card {device}")
+                else:
+                    models.reserve(host, key, position, size, can_wait=can_wait, answer=answer)
+            case "used", (key,):
+                process.used_models.add(key)
+                models.on_used(host, key)
+            case "loaded", (key, load_s):
+                models.on_loaded(host, key, load_s)
+            case "failed", (key,):
+                models.on_failed(host, key)
+            case "unpinned", (keys,):
+                models.on_unpinned(host, keys)
+            case "evicted", (key,):
+                models.on_evicted(host, key)
+            case "kept", (key,):
+                models.on_kept(host, key)
+
+    def _answer(self, process: JobProcess, number: int) -> Callable[[str], None]:
+        return lambda reason: self._post("send", (process, ("granted", number, reason)))
 
     def _close_socket(self, process: JobProcess) -> None:
         if process.is_open:
@@ -363,6 +508,43 @@ class ProcessRunner:
 
     # --- end
 
+    def _on_next(self, process: JobProcess, cpu_s: float) -> None:
+        """A warm process has completed its job, and can run another one."""
+        if process.is_terminated or process.ending is None:
+            return  # its end completes the job
+        attempt, ending = process.attempt, process.ending
+        process.cpu_s += cpu_s
+        process.ending = None
+        process.is_idle = True
+        del self._by_key[attempt.key]
+        self._logs.close(process.log)
+        self._warm.learn(attempt, process.used_models)
+        if self._is_worn(process):
+            self._end_warm(process)
+        else:
+            self._warm.add(process)
+            for surplus in self._warm.expired():
+                self._end_warm(surplus)
+        completion = attempt.completion(ending, round(1000 * cpu_s))
+        code = 0 if ending.outcome is Outcome.SUCCEEDED else None
+        self._sink.finish(attempt, completion._replace(exit_code=code, peak_memory_bytes=process.peak_bytes or None))
+
+    def _is_worn(self, process: JobProcess) -> bool:
+        if self._recycle_jobs is not None and process.runs >= self._recycle_jobs:
+            return True
+        if self._recycle_bytes is None or process.pid is None:
+            return False
+        size = private_bytes([process.pid]).get(process.pid, 0)
+        return size - self._model_bytes(process) >= self._recycle_bytes
+
+    def _end_warm(self, process: JobProcess) -> None:
+        """Let an idle process close its models and exit; it is killed if it does not."""
+        self._warm.discard(process)
+        self._send(process, ("end",))
+        process.server.client.flush()
+        process.is_ending = True
+        self._set_timer(self._kill_grace_s, process, "kill")
+
     def _on_exit(
         self, process: JobProcess, status: int, error: str, peak_bytes: int, cpu_s: float, cause: str = ""
     ) -> None:
@@ -370,14 +552,19 @@ class ProcessRunner:
         self._close_socket(process)
         attempt = process.attempt
         self._processes.pop(process.number, None)
+        self._warm.discard(process)
+        if process.host is not None:
+            self._models.remove_host(process.host)
+        if process.is_idle:
+            return
         self._by_key.pop(attempt.key, None)
         self._logs.close(process.log)
         if status == -1:
             self._on_start_failed(error)
             self._sink.finish(attempt, attempt.released())
             return
-        peak_bytes = max(peak_bytes, process.peak_bytes)
-        cpu_ms = round(1000 * cpu_s)
+        peak_bytes = process.peak_bytes if process.runs > 1 else max(peak_bytes, process.peak_bytes)
+        cpu_ms = max(0, round(1000 * (cpu_s - process.cpu_s)))
         exit_code = os.waitstatus_to_exitcode(status)
         if process.ending is not None:
             completion = attempt.completion(process.ending, cpu_ms)
@@ -419,14 +606,13 @@ class ProcessRunner:
         grace_s = attempt.preemption_grace_s if preempted else self._kill_grace_s
         if (preempted or reason is StopReason.CANCELLED) and looks and process.is_open:
             # if it does not end by itself, it is terminated; a job that never looks would only waste the grace
-            process.channel.put((CHECKPOINT if preempted else CANCEL,))
-            process.channel.flush()
+            self._send(process, (CHECKPOINT if preempted else CANCEL,))
             self._set_timer(grace_s, process, "terminate")
         else:
             self._terminate(process, grace_s)
 
     def _set_timer(self, delay_s: float, process: JobProcess, what: str) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, process.number, what))
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, process.number, process.runs, what))
 
     def _on_timer(self, process: JobProcess, what: str) -> None:
         match what:
@@ -447,7 +633,9 @@ class ProcessRunner:
 
     def _check(self, now: float) -> None:
         """Memory of jobs that have requested some, memory of the machine, and sizes of logs."""
-        running = [process for process in self._processes.values() if process.pid is not None]
+        for process in self._warm.expired():
+            self._end_warm(process)
+        running = [process for process in self._processes.values() if process.pid is not None and not process.is_idle]
         limited = {process.pid: process for process in running if process.attempt.shape.memory_bytes and process.pid}
         if limited:
             sizes = private_bytes(limited)
@@ -464,7 +652,9 @@ class ProcessRunner:
             self._logs.check(process.log)
 
     def _check_memory(self, process: JobProcess, size: int) -> None:
-        used = max(0, size - process.server.base_bytes)
+        """What it uses above the memory before the attempt and its cached models, which are reserved on their own."""
+        loaded = self._model_bytes(process) - process.base_model_bytes
+        used = max(0, size - process.base_bytes - max(0, loaded))
         process.peak_bytes = max(process.peak_bytes, used)
         limit = process.attempt.shape.memory_bytes
         if used > limit:
@@ -479,7 +669,7 @@ class ProcessRunner:
             process.server.client.kill(process.number)
 
 
-def _thread_count(environment: dict[str, str]) -> int:
+def _thread_count(environment: Mapping[str, str]) -> int:
     """Threads that libraries may start, by the variables of the process."""
     text = environment.get(THREAD_VARIABLES[0], "")
     return int(text) if text.isascii() and text.isdecimal() and 0 < int(text) < MAX_THREADS else 1

@@ -251,7 +251,8 @@ class Queue:
         with it, that job is returned (`job.created` is False). `after`: jobs that must have succeeded;
         `if_dependency_fails`: "cancel" or "block". `at`: datetime (without zone: local time), ISO text or Unix seconds.
         `delay`: duration. `cron`: five fields or @daily, in `timezone` (default UTC); a function has one schedule,
-        which another submission replaces, unless `key` names another. `isolation`: "process", "thread" or "async".
+        which another submission replaces, unless `key` names another. `isolation`: "process", "warm_process", "thread"
+        or "async".
         `preemptible`: may be ended, without a charge, for a job of higher priority, after `preemption_grace` (duration)
         to save its state.
         """

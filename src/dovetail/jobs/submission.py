@@ -117,7 +117,7 @@ def prepare(
     kwargs = _keywords(named, explicit, draft)
     if explicit is None and call is not None:
         draft.problems += _ambiguous(options, signature, draft.reference)
-    declared = draft.declared.defaults.given if draft.declared is not None else {}
+    declared = draft.declared.defaults.of_jobs if draft.declared is not None else {}
     given = {**declared, **{name: value for name, value in options.items() if value is not None}}
     cron, zone = given.get("cron"), given.get("timezone")
     draft.problems += option_problems(SUBMIT_OPTIONS, given)

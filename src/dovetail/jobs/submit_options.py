@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 BAD_OPTION = "DT602"
 BAD_CRON = "DT610"
-ISOLATIONS = ("process", "thread", "async")
+ISOLATIONS = ("process", "warm_process", "thread", "async")
 NAME_LIMIT_CHARS = 100
 KEY_LIMIT_CHARS = 500
 AFTER_LIMIT = 1_000
@@ -177,6 +177,12 @@ COUNT = whole(0, RETRIES_LIMIT)
 BACKOFF_MS = whole(0, DURATION_LIMIT_S * 1000)
 NAME = _text_of(NAME_LIMIT_CHARS, "a name of at most 100 letters, digits and _ . : -", "gpu", NAME_PATTERN)
 KEY = _text_of(KEY_LIMIT_CHARS, "a text of 1 to 500 printable characters", "train-2030-01-31")
+PARAMETER = predicate(
+    "the name of a parameter of the function",
+    "model",
+    {"type": "string"},
+    lambda value: isinstance(value, str) and value.isidentifier(),
+)
 DELAY = Type(DURATION_TEXT, "90s", DURATION.schema, _delay_mistakes)
 PRIORITY = Type(
     PRIORITY_TEXT,
@@ -213,11 +219,20 @@ _JOB_FIELDS = (
     Field("priority", PRIORITY, "Order in its queue: one step is worth 60 s of waiting.", "normal"),
     Field("timeout", DURATION, "Limit of one attempt."),
     Field("retries", RETRIES_VALUE, "How often it is run again."),
-    Field("isolation", choice(ISOLATIONS), "Where it runs: in a process of its own, a thread or an event loop."),
+    Field(
+        "isolation",
+        choice(ISOLATIONS),
+        "Where it runs: in a process of its own, in one that keeps models, in a thread or in an event loop.",
+    ),
     Field("preemptible", FLAG, "Whether it may be ended, without a charge, for a job of higher priority.", False),
     Field("preemption_grace", DURATION, "Time to save its state before that.", "30s"),
 )
-JOB_OPTIONS = Record("Job", 'Options of a function: `@dt.job(timeout="1h")`.', _JOB_FIELDS)
+_FUNCTION_FIELDS = (
+    Field("model", PARAMETER, "Parameter whose value names the model that a job uses, for jobs in warm processes."),
+)
+FUNCTION_OPTIONS = tuple(item.name for item in _FUNCTION_FIELDS)
+"""Options of a function that its jobs cannot change."""
+JOB_OPTIONS = Record("Job", 'Options of a function: `@dt.job(timeout="1h")`.', (*_JOB_FIELDS, *_FUNCTION_FIELDS))
 SUBMIT_OPTIONS = Record(
     "Submit",
     'Options of one job: `queue.submit(train, cfg, priority="high")`.',
@@ -253,6 +268,12 @@ class JobOptions:
     isolation: str | None = None
     preemptible: bool | None = None
     preemption_grace: str | float | None = None
+    model: str | None = None
+
+    @property
+    def of_jobs(self) -> dict[str, Any]:
+        """The options that are defaults of its jobs."""
+        return {name: value for name, value in self.given.items() if name not in FUNCTION_OPTIONS}
 
     @property
     def given(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,23 @@ from dovetail.jobs.current_job import CurrentJob
 from dovetail.jobs.job_call import JobStopped, call_job, failure_ending
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from dovetail.jobs.model_cache import JobModels
     from dovetail.jobs.payload_codec import PayloadCodec
     from dovetail.jobs.running_attempt import CompletionSink, RunningAttempt, StopReason
+    from dovetail.resources.seat import Seat
 
 
 class ThreadRunner:
     """Threads are started as they are needed, up to one per attempt that runs at the same time."""
 
-    def __init__(self, worker: str, codec: PayloadCodec, sink: CompletionSink) -> None:
+    def __init__(
+        self, worker: str, codec: PayloadCodec, sink: CompletionSink, models_of: Callable[[Seat | None], JobModels]
+    ) -> None:
+        """`models_of`: the models of this process for a job with this seat."""
         self._worker = worker
+        self._models_of = models_of
         self._codec = codec
         self._sink = sink
         self._queue: SimpleQueue[RunningAttempt | None] = SimpleQueue()
@@ -78,11 +85,13 @@ class ThreadRunner:
                     attempt.report,
                     attempt.is_cancelled,
                     attempt.is_checkpoint_requested,
+                    partial(self._models_of, attempt.seat),
                 )
                 try:
                     ending = call_job(attempt.function, spec.payload, spec.encoding, codec, job)
                 except JobStopped as error:  # raised by the function itself
                     ending = failure_ending(error)
+                job.release_models()
                 completion = attempt.completion(ending, (clock() - began) // 1_000_000)
             with self._lock:
                 self._ended += 1

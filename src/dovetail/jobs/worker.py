@@ -28,6 +28,8 @@ from dovetail.jobs.job_function import Application, load_application
 from dovetail.jobs.job_logs import JobLogs
 from dovetail.jobs.job_process import ProcessSetup
 from dovetail.jobs.lease_renewal import LeaseRenewal
+from dovetail.jobs.model_cache import JobModels
+from dovetail.jobs.model_ledger import LocalPort, ModelLedger
 from dovetail.jobs.process_runner import ProcessRunner
 from dovetail.jobs.queue import Queue
 from dovetail.jobs.run_submission import FOLDERS_VARIABLE, resolved_folders
@@ -67,7 +69,7 @@ class Worker:
     say nor need one (`isolation.isolation_of`). `grace`: time for running jobs when the worker stops. `kill_grace`:
     from SIGTERM to SIGKILL of a job. `placement_delay`: how long a job is left to a worker that should rather run it
     (`claim_policy`); 0: not at all. `recycle_jobs`, `recycle_bytes`: end the worker (`is_recycled`) after this many
-    jobs in its own process, or above this memory.
+    jobs in its own process, or above this memory, and a warm process in the same way, its models not counted.
 
     The variables MAX_CONCURRENT_JOBS, USE_GPU, GPU_DEVICE, JOB_TIMEOUT and WORKER_ID apply to what is not given.
     """
@@ -132,11 +134,18 @@ class Worker:
             self.capacity.set_limit(allowed)
         else:
             self._claim = MachineClaim(self.id, Cluster((node,)), cards)
-        self._table = AttemptTable(self.capacity.release, lambda: self._store.wake(self.id))
+        self._ledger = self.capacity.models = ModelLedger(self.capacity, lambda: self._store.wake(self.id))
+        self._cache = LocalPort(self._ledger).cache
+        self.models = JobModels(self._cache)
+        """Models of this process, for programs that run a worker: a model that they `get` stays until they release it.
+        Jobs use `dt.current_job().models`."""
+        self._table = AttemptTable(self._release, lambda: self._store.wake(self.id))
+        processes = self._process_runner()
         self._runners: dict[str, Runner] = {
-            "thread": ThreadRunner(self.id, self._codec, self._table),
-            "async": AsyncRunner(self.id, self._codec, self._table),
-            "process": self._process_runner(),
+            "thread": ThreadRunner(self.id, self._codec, self._table, self._models_of),
+            "async": AsyncRunner(self.id, self._codec, self._table, self._models_of),
+            "process": processes,
+            "warm_process": processes,
         }
         self._renewal = LeaseRenewal(
             self._store, self.id, self.options.lease_ms, self._table, self._stop_attempt, self._on_tick
@@ -235,6 +244,7 @@ class Worker:
             self._loop.state = WorkerState.ENDED
             for runner in self._runners.values():
                 runner.close()
+            self._cache.close()
             self._claim.release()
             self._ended.set()
             self._on_end()
@@ -274,14 +284,27 @@ class Worker:
             self.logs,
             self._table,
             self._environment,
+            self.capacity,
+            self._ledger,
+            self._codec,
             kill_grace_s=self.options.kill_grace_s,
-            memory_limit_bytes=self.capacity.node.memory_bytes,
             recycle_jobs=self.options.recycle_jobs,
+            recycle_bytes=self.options.recycle_bytes,
             on_start_failed=self._on_start_failed,
         )
 
     def _environment(self, seat: Seat | None) -> dict[str, str]:
         return self.capacity.environment(os.environ, seat) | {FOLDERS_VARIABLE: json.dumps(self._run_folders)}
+
+    def _release(self, seat: Seat | None) -> None:
+        self.capacity.release(seat)
+        self._ledger.on_job_ended()
+
+    def _models_of(self, seat: Seat | None) -> JobModels:
+        """Models of this process for a job. It sees all cards of the worker; its first one is that of its seat."""
+        cards = self.capacity.cards_of(seat)
+        first = cards[0] if cards else None
+        return JobModels(self._cache, lambda number: first if number is None else number)
 
     def _on_start_failed(self, reason: str) -> None:
         self._say(f"a process for a job could not be started; its job is given back: {reason}")
@@ -303,6 +326,7 @@ class Worker:
             self._cleaned_at = now
             self.logs.clean()
             self._expire_results()
+        self._ledger.trim()
         self._recycle_if_due()
 
     def _expire_results(self) -> None:
@@ -373,6 +397,7 @@ class Worker:
             "last_exchange_s": None if exchanged_at is None else round(now - exchanged_at, 3),
             "resources": _totals(limit),
             "used": _totals(held),
+            "models": self._ledger.status(),
             "totals": {name: count for name, count in sorted(table.totals.items()) if count},
             "jobs": [_job_status(attempt, now) for attempt in running],
             "abandoned": [_job_status(attempt, now) for attempt in list(table.abandoned.values())],

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dovetail.claims.store import ClaimRequest
 from dovetail.claims.wait import wait_for_claim
@@ -65,8 +65,29 @@ def auto_slots(cpu_milli: int, cards: Sequence[Gpu]) -> int:
     return sum(next(jobs for least, jobs in GPU_TABLE if card.memory_bytes >= CARD_TOLERANCE * least) for card in cards)
 
 
+class ReclaimableModels(Protocol):
+    """Cached models, whose memory jobs can have."""
+
+    def idle_bytes(self) -> Mapping[int, int]:
+        """Bytes by device of models that no job uses; none while models are being evicted."""
+
+    def evict(self, sizes: Mapping[int, int]) -> None:
+        """Begin to evict at least this many bytes by device."""
+
+
+class _NoModels:
+    def idle_bytes(self) -> Mapping[int, int]:
+        return {}
+
+    def evict(self, sizes: Mapping[int, int]) -> None:
+        pass
+
+
+NO_MODELS = _NoModels()
+
+
 class WorkerCapacity:
-    """Slots and free resources. Thread: the loop, except `release` and `set_limit`."""
+    """Slots and free resources. Thread: the loop, except `release`, `set_limit` and the memory of models."""
 
     def __init__(
         self, node: Node, slots: int | None, plain_cards: Sequence[int] = (), kind: NodeKind | None = None
@@ -76,15 +97,19 @@ class WorkerCapacity:
         self.node = node
         self._slots = slots
         self.plain_cards = tuple(plain_cards)
+        self.models: ReclaimableModels = NO_MODELS
+        """Where memory of cached models can be taken from if a job needs it."""
         self.devices: Mapping[int, str] = {index: card.uuid for index, card in enumerate(node.gpus) if card.uuid}
         self._kind = kind or NodeKind(node)
         self._fits: dict[Shape, Fit] = {}
         self._limit: Amounts = {}
         self._held: Amounts = {}
+        self._models: Amounts = {}
+        """Memory of cached models."""
         self._free = self._kind.untouched()
         self._is_outdated = True
         self._released: deque[Seat | None] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.running = 0
         """Jobs that hold a slot."""
         self._running_plain = 0
@@ -102,9 +127,43 @@ class WorkerCapacity:
         self._released.append(seat)
 
     def usage(self) -> tuple[Amounts, Amounts]:
-        """(Held by jobs, limit)."""
+        """(Held by jobs and cached models, limit)."""
         with self._lock:
-            return self._held, self._limit
+            return add_amounts(self._held, self._models), self._limit
+
+    def try_reserve_model(self, device: int, size: int) -> int:
+        """Take memory of a card, or of the machine (HOST), for a cached model. Answers the missing bytes; 0: taken."""
+        with self._lock:
+            missing = size - self._free_bytes(device)
+            if missing <= 0:
+                self._add_model(device, size)
+            return max(0, missing)
+
+    def release_model(self, device: int, size: int) -> None:
+        with self._lock:
+            self._add_model(device, -size)
+
+    def excess_bytes(self, device: int) -> int:
+        """Bytes of a device that jobs and models hold above the limit, which may have become smaller."""
+        with self._lock:
+            return max(0, -self._free_bytes(device))
+
+    def memory_limit(self, device: int) -> int:
+        """Bytes of a device that the worker may use."""
+        with self._lock:
+            return self._limit.get((self.node.name, device, MEMORY), 0)
+
+    def _free_bytes(self, device: int) -> int:
+        self._apply_releases_locked()
+        key = (self.node.name, device, MEMORY)
+        return self._limit.get(key, 0) - self._held.get(key, 0) - self._models.get(key, 0)
+
+    def _add_model(self, device: int, size: int) -> None:
+        key = (self.node.name, device, MEMORY)
+        after = self._models.get(key, 0) + size
+        assert after >= 0, (device, size, self._models)
+        self._models = {name: amount for name, amount in (self._models | {key: after}).items() if amount}
+        self._is_outdated = True
 
     # --- loop
 
@@ -124,36 +183,65 @@ class WorkerCapacity:
         return max(0, min(self.plain_slots - self._running_plain, AUTO_LIMIT - self.running))
 
     def free(self) -> FreeResources:
-        """Free resources, for a claim."""
-        self._apply_releases()
-        if self._is_outdated:
-            with self._lock:
+        """Free resources."""
+        with self._lock:
+            self._apply_releases_locked()
+            if self._is_outdated:
                 self._is_outdated = False
-                left = subtract_amounts(self._limit, self._held)
-            self._free = _free_resources(self._kind, self.node.name, left)
-        return self._free
+                left = subtract_amounts(self._limit, add_amounts(self._held, self._models))
+                self._free = _free_resources(self._kind, self.node.name, left)
+            return self._free
+
+    def claimable(self) -> FreeResources:
+        """Free resources for a claim: memory of cached models that no job uses counts as free. While models are being
+        evicted it does not, so that the job for which they are is claimed when they have gone."""
+        idle = self.models.idle_bytes()
+        if not idle:
+            return self.free()
+        with self._lock:
+            self._apply_releases_locked()
+            return _free_resources(self._kind, self.node.name, self._left_without(idle))
+
+    def _left_without(self, idle: Mapping[int, int]) -> Amounts:
+        """What would be free without these bytes of models."""
+        name = self.node.name
+        gone = {(name, device, MEMORY): size for device, size in idle.items()}
+        return subtract_amounts(self._limit, add_amounts(self._held, subtract_amounts(self._models, gone)))
+
+    def make_room(self, shape: Shape) -> None:
+        """Evict cached models, so that a job of this shape fits when they have gone, if it does."""
+        free = self.claimable()
+        ways = Fit(shape).assignments(free)
+        if not ways:
+            return
+        with self._lock:
+            left = _bytes_by_device(subtract_amounts(self._limit, add_amounts(self._held, self._models)))
+            needed = _bytes_by_device(sum_seats((Fit(shape).seat(self.node.name, ways[0]),)))
+        missing = {device: size - left.get(device, 0) for device, size in needed.items()}
+        self.models.evict({device: size for device, size in missing.items() if size > 0})
 
     def try_take(self, shape: Shape) -> tuple[bool, Seat | None]:
         """Take a slot and a seat for a claimed job, in the order of the reply; False: it does not fit (any more)."""
         if shape is NO_RESOURCES or shape == NO_RESOURCES:
-            self.running += 1
-            self._running_plain += 1
+            with self._lock:
+                self.running += 1
+                self._running_plain += 1
             return True, None
         fit = self._fits.get(shape)
         if fit is None:
             fit = self._fits[shape] = Fit(shape)
-        free = self.free()
-        ways = fit.assignments(free)
-        if not ways:
-            return False, None
-        seat = fit.seat(self.node.name, ways[0])
-        after = free.taken(seat)
-        if after is None:
-            return False, None
-        self._free = after
         with self._lock:
+            free = self.free()
+            ways = fit.assignments(free)
+            if not ways:
+                return False, None
+            seat = fit.seat(self.node.name, ways[0])
+            after = free.taken(seat)
+            if after is None:
+                return False, None
+            self._free = after
             self._held = add_amounts(self._held, sum_seats((seat,)))
-        self.running += 1
+            self.running += 1
         return True, seat
 
     def slots_of(self, seat: Seat | None) -> int:
@@ -161,6 +249,11 @@ class WorkerCapacity:
         return 1 if self._slots is not None or seat is None else 0
 
     def _apply_releases(self) -> None:
+        if self._released:
+            with self._lock:
+                self._apply_releases_locked()
+
+    def _apply_releases_locked(self) -> None:
         released = self._released
         while released:
             seat = released.popleft()
@@ -168,11 +261,22 @@ class WorkerCapacity:
             if seat is None:
                 self._running_plain -= 1
             else:
-                with self._lock:
-                    self._held = subtract_amounts(self._held, sum_seats((seat,)))
-                    self._is_outdated = True
+                self._held = subtract_amounts(self._held, sum_seats((seat,)))
+                self._is_outdated = True
 
-    # --- environment of jobs
+    # --- cards and environment of jobs
+
+    def cards_of(self, seat: Seat | None) -> tuple[int, ...]:
+        """Positions of the cards that a job sees, in its order."""
+        return self.plain_cards if seat is None else seat.gpus
+
+    def device_of(self, seat: Seat | None, number: int | None) -> int | None:
+        """HOST, or the position of the card that a job in a process of its own knows by this number; None: it has no
+        such card. Without a number its first card, if it has one."""
+        cards = self.cards_of(seat)
+        if number == HOST or (number is None and not cards):
+            return HOST
+        return cards[number or 0] if (number or 0) < len(cards) else None
 
     def plain_threads(self) -> int:
         """Threads of libraries in a job that declares no resources: its part of the CPUs."""
@@ -194,6 +298,10 @@ class WorkerCapacity:
         )
         memory_bytes = self._limit.get((self.node.name, HOST, MEMORY), 0) // jobs
         return Seat(self.node.name, 1000 * self.plain_threads(), memory_bytes, shares)
+
+
+def _bytes_by_device(amounts: Amounts) -> dict[int, int]:
+    return {card: amount for (_, card, what), amount in amounts.items() if what == MEMORY}
 
 
 def _free_resources(kind: NodeKind, node: str, amounts: Amounts) -> FreeResources:

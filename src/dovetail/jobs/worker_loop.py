@@ -200,7 +200,7 @@ class WorkerLoop:
         # also without slots, so that the store knows that this worker takes nothing
         options = self._options
         ends_in_ms = table.ends_in_ms(time.monotonic(), options.kill_grace_s)
-        free, delay_ms = self._capacity.free(), options.placement_delay_ms
+        free, delay_ms = self._capacity.claimable(), options.placement_delay_ms
         claim = Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms)
         request = Exchange(self._worker, completions, renewals, claim, options.lease_ms)
         try:
@@ -282,6 +282,8 @@ class WorkerLoop:
             if draining or not fits:
                 if fits:
                     self._capacity.release(seat)
+                elif not draining:
+                    self._capacity.make_room(job.shape)
                 self._table.refuse(Completion(job.lease.job_id, job.lease.token, Outcome.RELEASED))
                 continue
             try:
