@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from dovetail.machine.gpus import CardUsage
 from dovetail.machine.host_usage import HostUsage
 from dovetail.observe.history import RunHistory
@@ -129,6 +131,24 @@ def test_repeated_advice_replaces_the_first(tmp_path: Path) -> None:
     written.close(2.0)
     assert summarize_run(RunHistory.load(tmp_path / "r")).advice == ("seven", "more memory")
     assert len(lines(tmp_path / "r", "note")) == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "change"),
+    [
+        ({}, 'Resources(memory="256MB")'),
+        ({"asked": {"file": "/work/p.yaml"}}, "--set stages.a.resources.memory=256MB"),
+        ({"asked": {"file": "/work/r.yaml"}, "recipe": {}}, "memory: 256MB"),
+    ],
+)
+def test_advice_is_written_as_the_run_was_started(tmp_path: Path, more: dict[str, Any], change: str) -> None:
+    telemetry = Told()
+    reason = "stage a: peak memory 209MB per worker, requested 50MB"
+    telemetry.news = [Advice("a", "memory", 2e8, f'{reason}: Resources(memory="256MB")', reason, "256MB")]
+    history = RunHistory.load(recorded(tmp_path / "r", telemetry=telemetry))
+    header: Any = history.header
+    header["more"] = more
+    assert summarize_run(history).advice == (f"{reason}: {change}",)
 
 
 def test_the_trace_has_counters_of_what_was_used(tmp_path: Path) -> None:

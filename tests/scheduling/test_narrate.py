@@ -61,6 +61,11 @@ def test_every_kind_of_node_is_offered_once() -> None:
     assert [what.split()[0] for what, _ in rates_with_one_more(plan)] == ["node", "CPU", "node", "GPU", "CPU"]
 
 
+def test_one_more_node_is_shown_with_a_short_size_of_its_memory() -> None:
+    plan = dt.plan(pipeline(stage("a", rate=10)), "1x(2cpu, 24684092KB)")
+    assert next(what for what, _ in rates_with_one_more(plan)) == "node (2cpu, 23.5GB)"
+
+
 def test_one_more_of_anything_for_waves_is_never_a_loss() -> None:
     made = pipeline(*(stage(name, cpus=1, gpus=1, workers=2) for name in "abc"))
     plan = dt.plan(made, "1x(8cpu, 2xgpu:20GB)")

@@ -70,6 +70,7 @@ class UsageWriter:
             size = self._write_all(now, journal, self._telemetry)
         for advice in self._telemetry.advice():
             data = {"unit": advice.unit, "about": advice.about, "used": round(advice.used, ROUND_DIGITS)}
+            data |= {"reason": advice.reason, "value": advice.value}
             journal.try_write(now, "note", {"what": "advice", "text": advice.text, "data": data})
         return size
 

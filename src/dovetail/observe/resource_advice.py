@@ -37,6 +37,10 @@ class Advice:
     """cpus or memory."""
     used: float
     text: str
+    """The reason and the change, as Python."""
+    reason: str = ""
+    value: str | float | None = None
+    """The request to write instead."""
 
 
 class Adviser:
@@ -77,7 +81,8 @@ def _cpu_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Adv
         f"stage {use.unit} uses {format_number(round(used, 1))} CPUs per {each} and requests "
         f"{format_number(float(asked.cpus))}"
     )
-    return [Advice(use.unit, "cpus", used, f"{text}: Resources(cpus={_suggested_cpus(used):g})")]
+    cpus = _suggested_cpus(used)
+    return [Advice(use.unit, "cpus", used, f"{text}: Resources(cpus={cpus:g})", text, cpus)]
 
 
 def _memory_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Advice]:
@@ -85,8 +90,8 @@ def _memory_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[
     if asked.memory_bytes is None or peak <= asked.memory_bytes:
         return []
     shown = f"peak memory {format_size(round(peak))} per {each}, requested {format_size(asked.memory_bytes)}"
-    text = f'stage {use.unit}: {shown}: Resources(memory="{format_exact_size(_suggested_memory_bytes(peak))}")'
-    return [Advice(use.unit, "memory", peak, text)]
+    reason, memory = f"stage {use.unit}: {shown}", format_exact_size(_suggested_memory_bytes(peak))
+    return [Advice(use.unit, "memory", peak, f'{reason}: Resources(memory="{memory}")', reason, memory)]
 
 
 def _suggested_cpus(used: float) -> float:

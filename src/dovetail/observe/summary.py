@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from dovetail.documents.yaml_surface import yaml_literal
+from dovetail.errors import Change, Subject
 from dovetail.observe.run_folder import number_field, read_json_object
+from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.text_format import terminal_text
 
 if TYPE_CHECKING:
@@ -158,6 +161,8 @@ class ResourceUse:
     total: int
 
 
+RECIPE_KEYS = {"cpus": "num_cpus", "memory": "memory"}
+"""Keys of an operator of a recipe for what a worker requests."""
 KNOWN_RATE_SOURCES = ("measured", "given")
 """Origins of speeds from which a rate can be predicted, the weakest first."""
 
@@ -476,10 +481,26 @@ def _measured_use(uses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _latest_advice(history: RunHistory) -> tuple[str, ...]:
-    """The last note about each subject."""
-    notes = [(it, it.data.get("data")) for it in history.notes("advice")]
-    said = {(str(data.get("unit")), str(data.get("about"))): it.text for it, data in notes if isinstance(data, dict)}
-    return tuple(said.values())
+    """The last note about each subject, with the change as it is written for this run."""
+    notes = [(it.text, it.data.get("data")) for it in history.notes("advice")]
+    said = {
+        (str(data.get("unit")), str(data.get("about"))): (text, data) for text, data in notes if isinstance(data, dict)
+    }
+    return tuple(_advice_text(history, unit, about, *last) for (unit, about), last in said.items())
+
+
+def _advice_text(history: RunHistory, unit: str, about: str, text: str, data: Mapping[str, Any]) -> str:
+    """As an option for a run of a pipeline file, as a key for a recipe, else as Python."""
+    more, reason, value = history.header.get("more"), data.get("reason"), data.get("value")
+    if not isinstance(more, dict) or not isinstance(reason, str) or not isinstance(value, str | float | int):
+        return text
+    if "recipe" in more:
+        return f"{reason}: {RECIPE_KEYS.get(about, about)}: {yaml_literal(value)}"
+    asked = more.get("asked")
+    if not isinstance(asked, dict) or not isinstance(asked.get("file"), str):
+        return text
+    subject = Subject("stage", unit, tuple(unit.split("+")))
+    return f"{reason}: {OptionSurface().fix(Change({about: value}, (subject,)))}"
 
 
 def _worker_seconds(ticks: Sequence[ViewRecord], unit: str, *, with_starting: bool) -> float:

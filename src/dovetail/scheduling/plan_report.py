@@ -177,7 +177,7 @@ def rates_with_one_more(plan: Plan) -> Iterator[tuple[str, float]]:
 def _clusters_with_one_more(plan: Plan) -> Iterator[tuple[str, tuple[Node, ...]]]:
     kinds: dict[str, Node] = {}
     for node in plan.cluster.nodes:
-        kinds.setdefault(node.spec(), node)
+        kinds.setdefault(node.rounded().spec(), node)
     for spec, node in list(kinds.items())[:MAX_NODES_SHOWN]:
         yield f"node {spec}", (*plan.cluster.nodes, replace(node, name=" one more"))
         if node.gpus:
