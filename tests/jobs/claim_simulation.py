@@ -91,6 +91,8 @@ class Simulation:
         self.durations: dict[str, int] = {}
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
+        self._waiting = 0
+        """Jobs that are submitted and not started."""
         self._claims_at = {worker.id: self.began_ms for worker in workers}
         for worker in workers:
             self.store.register_worker(WorkerInfo(worker.id, worker.queues, worker.slots))
@@ -133,6 +135,7 @@ class Simulation:
 
     def _submit(self, spec: JobSpec) -> None:
         self.store.submit([spec])
+        self._waiting += 1
 
     def _end(self, worker: str, job_id: str) -> None:
         self.workers[worker].end(job_id)
@@ -162,13 +165,14 @@ class Simulation:
         assert not reply.refused
         for job in reply.claimed:
             worker.start(job, self.clock.now_ms)
+            self._waiting -= 1
             self.starts.append(Start(self.now_ms, worker_id, job.spec))
             self._at(self.clock.now_ms + self.durations[job.spec.id], partial(self._end, worker_id, job.spec.id))
         again_ms = self.clock.now_ms + CLAIM_EVERY_MS
         if reply.next_ms is not None:
             again_ms = min(again_ms, max(reply.next_ms, self.clock.now_ms + 1))
         self._claims_at[worker_id] = again_ms
-        if self.store.find(JobFilter(frozenset({JobState.READY})), 1).jobs:
+        if self._waiting:
             self._at(again_ms, partial(self._claim_again, worker_id, again_ms))
 
     def _at(self, time_ms: int, act: Callable[[], None]) -> None:

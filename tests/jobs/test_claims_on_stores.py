@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from redis_aids import RedisProcess
 
 GB = 10**9
-WORKERS, JOBS = (50, 1_500) if LONG else (6, 100)
+WORKERS, JOBS = (50, 1_000) if LONG else (6, 100)
 SECOND = 1000
 SHAPES = tuple(
     Resources(cpus=cpus, gpus=gpus).shape()

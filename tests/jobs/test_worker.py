@@ -551,6 +551,51 @@ def test_an_error_of_the_store_ends_the_worker_with_that_error(store: ScriptedSt
     assert worker.get_status()["state"] == "ended"
 
 
+# --- several workers
+
+
+def test_jobs_without_gpus_go_to_the_worker_without_gpus_while_it_has_a_slot(queue: Queue, tmp_path: Path) -> None:
+    gpus = {"resources": "4cpu, 4GB, 1xA100", "placement_delay": "10s", "worker_id": "gpu"}
+    with running_worker(queue, slots=1, worker_id="cpu"), running_worker(queue, **gpus):
+        until(lambda: [info.id for info in queue.store.workers() if info.offer] == ["cpu", "gpu"])
+        for _ in range(3):
+            job = submit(queue, "who_am_i")
+            assert job.result(timeout=60)["worker"] == "cpu"
+        waiting = submit(queue, "wait_for_file", str(tmp_path / "go"), str(tmp_path / "began"))
+        wait_for_file(tmp_path / "began")
+        assert waiting.record().worker == "cpu"
+        assert submit(queue, "who_am_i").result(timeout=60)["worker"] == "gpu"
+        (tmp_path / "go").touch()
+        wait_for_state(waiting, JobState.SUCCEEDED)
+
+
+def test_a_worker_that_drains_offers_nothing(queue: Queue, tmp_path: Path) -> None:
+    job = submit(queue, "wait_for_file", str(tmp_path / "go"), str(tmp_path / "began"))
+    with running_worker(queue, worker_id="worker-1") as worker:
+        wait_for_file(tmp_path / "began")
+        worker.request_stop()
+        until(lambda: (offer := queue.store.workers()[0].offer) is not None and offer.slots == 0)
+        (tmp_path / "go").touch()
+        wait_for_state(job, JobState.SUCCEEDED)
+
+
+def test_a_worker_says_when_its_jobs_will_have_ended(queue: Queue, tmp_path: Path) -> None:
+    def ends_in_ms() -> int | None:
+        offers = [info.offer for info in queue.store.workers()]
+        ends = [offer.ends_ms - offer.offered_ms for offer in offers if offer is not None and offer.ends_ms is not None]
+        return ends[0] if ends else None
+
+    with running_worker(queue, worker_id="worker-1", isolation="async", job_timeout="1h", kill_grace="1s"):
+        until(lambda: ends_in_ms() == 0)
+        paths = str(tmp_path / "go"), str(tmp_path / "began")
+        job: Any = queue.submit(f"{APP}:wait_for_file_async", *paths)
+        wait_for_file(tmp_path / "began")
+        queue.store.wake("worker-1")
+        until(lambda: 3_000_000 < (ends_in_ms() or 0) <= 3_601_000)
+        (tmp_path / "go").touch()
+        wait_for_state(job, JobState.SUCCEEDED)
+
+
 # --- status
 
 

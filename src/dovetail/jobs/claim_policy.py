@@ -159,15 +159,17 @@ class OtherWorkers:
     """Offers of the other workers during one claim, less the jobs that the claim has left to them."""
 
     def __init__(self, workers: Iterable[OfferingWorker], admission: Admission) -> None:
-        self._offers = {worker.id: (worker.offer.slots, worker.offer.free) for worker in workers}
-        self._queues = {worker.id: worker.queues for worker in workers}
+        self._workers = list(workers)
+        self._left: dict[str, tuple[int, FreeResources]] = {}
+        """Slots and free resources of workers to which jobs were left."""
         self._admission = admission
 
     def best_before(self, rank: tuple[int, int], queue: str, shape: Shape) -> str | None:
         """The worker with the lowest rank, then the smallest id, for a job that fits it; None: none is below `rank`."""
         found: str | None = None
-        for worker, (slots, free) in self._offers.items():
-            if slots <= 0 or queue not in self._queues[worker]:
+        for worker, queues, offer in self._workers:
+            slots, free = self._left.get(worker) or (offer.slots, offer.free)
+            if slots <= 0 or queue not in queues:
                 continue
             other = placement_rank(shape, free)
             is_better = other < rank or (other == rank and found is not None and worker < found)
@@ -177,5 +179,6 @@ class OtherWorkers:
 
     def leave(self, worker: str, shape: Shape) -> None:
         """Count a job that is left to a worker, which it fits."""
-        slots, free = self._offers[worker]
-        self._offers[worker] = slots - 1, self._admission.take(shape, free) or free
+        offer = next(one.offer for one in self._workers if one.id == worker)
+        slots, free = self._left.get(worker, (offer.slots, offer.free))
+        self._left[worker] = slots - 1, self._admission.take(shape, free) or free

@@ -25,6 +25,9 @@ that is `final`, it is `failed`.
 one with the smallest order key (`ordering.order_key`, then the id) that fits into the free resources, and repeats this
 until no slot is left or no first job fits. A bucket whose first job does not fit is not searched further.
 
+**Choice of the worker.** A claim with a placement delay passes over a job that another worker with a live offer should
+rather run (`claim_policy`), wakes that worker, and names in `Reply.next_ms` when it will take the job itself.
+
 **Reservations.** The first job of a queue that does not fit, once its order key is 30 s old, gets a worker reserved: of
 those on which it fits when they are empty, the one whose running jobs end first. That worker then takes jobs behind it
 only if they end before it starts, by their timeout, or leave it all that it needs.
@@ -192,7 +195,8 @@ class Reply:
     """Jobs of the worker to end for others: those whose preemption this claim requests, and of the jobs renewed those
     for which it was requested before."""
     next_ms: int | None = None
-    """When the next scheduled job is due, a lease expires or a schedule fires; ask again then. None: no such time.
+    """When the next scheduled job is due, a lease expires, a schedule fires, or the claim takes a job that it has left
+    to another worker; ask again then. None: no such time.
     Given if the exchange had a claim."""
     due_schedules: Sequence[Schedule] = ()
     """Schedules whose fire time has come: submit their jobs with `fire`. Given if the exchange had a claim."""
