@@ -1055,6 +1055,15 @@ class StoreContract:
         assert scene.claim_ids(worker="gpu", node=GPU_NODE, delay_ms=50) == ["b"]
         assert scene.claim_ids(worker="cpu", node=CPU_NODE, delay_ms=50) == ["a", "c"]
 
+    def test_a_job_is_left_to_the_worker_on_which_it_strands_least_gpu(self, scene: StoreScene) -> None:
+        """Two CPUs are half of one worker, whose GPU then has too few, and an eighth of the other one."""
+        narrow, wide = replace(ONE_GPU_NODE, cpu_milli=4000), replace(ONE_GPU_NODE, cpu_milli=16_000)
+        self.offer(scene, "wide", wide)
+        scene.store.register_worker(WorkerInfo("narrow"))
+        scene.submit(spec("a", shape=TWO_CPUS), spec("b", shape=NO_RESOURCES))
+        assert scene.claim_ids(worker="narrow", node=narrow, delay_ms=50) == ["b"]
+        assert scene.claim_ids(worker="wide", node=wide, delay_ms=50) == ["a"]
+
     def test_no_more_jobs_are_left_to_a_worker_than_it_can_take(self, scene: StoreScene) -> None:
         self.offer(scene, "cpu", CPU_NODE, slots=1)
         scene.store.register_worker(WorkerInfo("gpu"))

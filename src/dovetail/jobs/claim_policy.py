@@ -11,9 +11,10 @@ behind it only if they do not delay it: see `Hold`.
 **Choice of worker.** A claim passes over a job that another live worker, which serves its queue and has a free slot and
 room, should rather run:
 
-- a job that uses GPUs: the one with the least idle GPU, then with the fewest free CPUs, so that whole GPUs stay free on
-  others for large jobs;
-- a job without GPUs: one without GPUs.
+- a job without GPUs: one without GPUs;
+- of workers with GPUs, the one on which the job strands least GPU: idle GPU for which the free CPUs are too few, at the
+  CPUs per GPU of the worker. Then the one with the least idle GPU, so that whole GPUs stay free on others for large
+  jobs, and then with the fewest free CPUs. A job that needs neither CPUs nor GPUs has no preference among them.
 
 Of equal workers the one that claims takes the job. A worker that passes over a job wakes the better one, and asks again
 after the placement delay. From then on, any worker takes the job: no job waits longer than that for a better worker.
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.store import PLAIN_QUEUE
+from dovetail.resources.free_resources import WHOLE_CARD_MILLI
 from dovetail.resources.shape import ShapeKind
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ RESERVE_AGAIN_MS = 1_000
 """Pause after no worker could be reserved for a job of a queue."""
 MAX_RESERVE_TRIES = 4
 """Jobs of a queue for which one claim tries it."""
+PlacementRank = tuple[int, int, int]
+NO_CARDS: PlacementRank = (-1, 0, 0)
+"""Rank of a worker without GPUs."""
 UNWEIGHTED = ""
 """Group of the queues without a weight."""
 PASS_KEPT_MS = 10_000
@@ -148,11 +153,18 @@ def worker_to_reserve(
     return min(found)[3] if found else None
 
 
-def placement_rank(shape: Shape, free: FreeResources) -> tuple[int, int]:
+def placement_rank(shape: Shape, free: FreeResources) -> PlacementRank:
     """Rank of a worker for a job that fits: the lowest one should run it."""
-    if shape.kind is ShapeKind.CPU_ONLY:
-        return (1 if free.cards.free else 0), 0
-    return free.cards.idle_milli, free.cpu_milli
+    idle_milli, cpu_milli = free.cards.idle_milli, free.cpu_milli
+    if not free.cards.free:
+        return NO_CARDS
+    if shape.kind is ShapeKind.CPU_ONLY and not shape.cpu_milli:
+        return 0, 0, 0
+    cards_milli, of_cpu_milli = WHOLE_CARD_MILLI * len(free.cards.free), max(1, free.cards.kind.cpu_milli)
+    stranded_milli = max(0, idle_milli - cpu_milli * cards_milli // of_cpu_milli)
+    idle_then, cpu_then = idle_milli - shape.cards * shape.gpu_milli, cpu_milli - shape.cpu_milli
+    stranded_then = max(0, idle_then - cpu_then * cards_milli // of_cpu_milli)
+    return stranded_then - stranded_milli, idle_milli, cpu_milli
 
 
 class OtherWorkers:
@@ -164,7 +176,7 @@ class OtherWorkers:
         """Slots and free resources of workers to which jobs were left."""
         self._admission = admission
 
-    def best_before(self, rank: tuple[int, int], queue: str, shape: Shape) -> str | None:
+    def best_before(self, rank: PlacementRank, queue: str, shape: Shape) -> str | None:
         """The worker with the lowest rank, then the smallest id, for a job that fits it; None: none is below `rank`."""
         found: str | None = None
         for worker, queues, offer in self._workers:

@@ -2,15 +2,25 @@
 
 local placement = {}
 
+local STRANDED = 2 ^ 20
+-- Weight of stranded GPU in a rank: above the idle GPU of any worker.
+
+-- Two numbers: stranded GPU that the job adds with idle GPU, and free CPUs. `fit.take` forgets `idle_milli`.
 local function rank_of(shape, free)
-  if shape.kind == 'cpu only' then return free.cards[1] and 1 or 0, 0 end
-  local idle_milli = free.idle_milli
+  local cards = #free.cards
+  if cards == 0 then return -STRANDED, 0 end
+  if shape.kind == 'cpu only' and shape.cpu_milli == 0 then return 0, 0 end
+  local idle_milli, cpu_milli, cards_milli = free.idle_milli, free.cpu_milli, 1000 * cards
+  local of_cpu_milli = math.max(1, free.kind.cpu_milli)
   if not idle_milli then
     idle_milli = 0
     for _, card in ipairs(free.cards) do idle_milli = idle_milli + card.milli end
     free.idle_milli = idle_milli
+    free.stranded_milli = math.max(0, idle_milli - math.floor(cpu_milli * cards_milli / of_cpu_milli))
   end
-  return idle_milli, free.cpu_milli
+  local served = math.floor((cpu_milli - shape.cpu_milli) * cards_milli / of_cpu_milli)
+  local stranded_milli = math.max(0, idle_milli - shape.cards * shape.gpu_milli - served)
+  return (stranded_milli - free.stranded_milli) * STRANDED + idle_milli, cpu_milli
 end
 
 local function is_lower(idle, cpus, other_idle, other_cpus)
