@@ -203,12 +203,17 @@ def test_calls_of_all_incarnations_are_added_up() -> None:
     system.beat({"calls": 7, "failed": 1, "busy_s": 0.5})
     assert system.monitor.totals("a") == (7, 1, 0.5)
     rig = system.rig
+    system.beat()  # its answer is on its way when the instance is lost
+    late = system.asked[-1][1]
     rig.lose(rig.worker("a"))
     rig.now = system.time = 100.0
     rig.step()
     rig.ready()
     system.beat({"calls": 2, "failed": 0, "busy_s": 0.25})
     assert system.monitor.totals("a") == (9, 1, 0.75)
+    late.set_result({"calls": 8, "failed": 1, "busy_s": 0.5})
+    system.beat({"calls": 2, "failed": 0, "busy_s": 0.25})
+    assert system.monitor.totals("a") == (10, 1, 0.75)
 
 
 def test_an_instance_that_drains_is_asked_once_more_and_not_reported() -> None:

@@ -110,16 +110,6 @@ class Unprepared:
         raise OSError("no model in this folder")
 
 
-class Gauge:
-    """A signal that can be measured while a file exists."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def load(self) -> float:
-        return float(Path(self.path).read_text())
-
-
 class Asker:
     worker: Any
 
@@ -278,8 +268,11 @@ def test_a_role_follows_its_signal(in_process: None, tmp_path: Path, by: str) ->
 
 def test_a_signal_that_cannot_be_measured_is_reported_and_used_when_it_can(in_process: None, tmp_path: Path) -> None:
     path = tmp_path / "load"
-    scale = dt.Scale(1.0, "gauge.load", interval="20ms", cooldown="100ms")
-    with launch(role("counter", workers=(1, 2), scale=scale), role("gauge", Gauge, args=(str(path),))) as live:
+
+    def load(live: dt.LiveSystem) -> float:
+        return float(path.read_text())
+
+    with launch(role("counter", workers=(1, 2), scale=dt.Scale(1.0, load, interval="20ms", cooldown="100ms"))) as live:
         until(lambda: live.status().warnings, "it is reported")
         (warning,) = live.status().warnings
         assert warning.startswith("counter is not scaled: its signal cannot be measured: FileNotFoundError")
@@ -304,14 +297,22 @@ def test_a_signal_that_is_no_number_does_not_end_scaling(in_process: None) -> No
     assert "a signal is a number, True or False, not" in (live.folder / "events.jsonl").read_text()
 
 
-def test_the_status_counts_all_calls_that_were_answered(live: dt.LiveSystem) -> None:
-    for _ in range(5):
-        live.other.one.add().result(PATIENCE_S)
-    live.counter.all.add().result(PATIENCE_S)
-    assert [(row.role, row.calls) for row in live.status().instances] == [("counter", 1)] * 3 + [("other", 5)]
+def test_the_status_counts_all_calls_without_waiting_for_a_heartbeat(
+    in_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_monitor, "HEARTBEAT_S", 1e9)
+    with launch(role("counter", workers=3), role("other")) as live:
+        for _ in range(5):
+            live.other.one.add().result(PATIENCE_S)
+        live.counter.all.add().result(PATIENCE_S)
+        expected = [("counter", 1)] * 3 + [("other", 5)]
+        until(lambda: [(row.role, row.calls) for row in live.status().instances] == expected, "all calls are counted")
 
 
-def test_a_finished_system_has_the_calls_of_all_its_instances(in_process: None, tmp_path: Path) -> None:
+def test_a_finished_system_has_the_calls_of_all_its_instances(
+    in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_monitor, "CLOSE_TIMEOUT_S", PATIENCE_S)
     scaled = role("counter", workers=(1, 2), scale=dt.Scale(1e9))
     with launch(scaled, role("other"), run_dir=tmp_path / "run") as live:
         live.scale(counter=2)
@@ -390,7 +391,8 @@ def test_a_system_is_a_run_with_a_folder(live: dt.LiveSystem) -> None:
 
 
 def test_a_setup_that_fails_ends_the_launch(in_process: None) -> None:
-    with pytest.raises(dt.RunError, match=r"(?s)DT522.*counts did not start: bad\[0\].*no model.*dovetail logs"):
+    expected = r"(?s)DT522.*counts did not start: bad\[0\].*no model.*in the setup of bad\[0\].*dovetail logs"
+    with pytest.raises(dt.RunError, match=expected):
         launch(role("counter"), role("bad", Unprepared))
 
 

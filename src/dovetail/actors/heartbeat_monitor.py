@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from functools import partial
+from threading import Condition, Lock, Semaphore
 from threading import Event as ThreadEvent
-from threading import Lock, Semaphore
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dovetail.actors.directory import InstanceState
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.sites import RunEngine
 
 HEARTBEAT_S = 2.0
+CLOSE_TIMEOUT_S = 0.5
 LATE_HEARTBEATS = 3
 """Heartbeats without an answer after which an instance without `health` is degraded."""
 
@@ -82,6 +83,7 @@ class Heartbeat:
         "check_open_at",
         "figures",
         "is_draining",
+        "is_open",
         "is_unhealthy",
         "worker",
     )
@@ -96,6 +98,8 @@ class Heartbeat:
         self.is_unhealthy = False
         self.is_draining = False
         """Whether it was asked for the last time."""
+        self.is_open = False
+        """Whether a question is not answered yet."""
 
     @property
     def is_answered(self) -> bool:
@@ -116,9 +120,12 @@ class HeartbeatMonitor:
         self._due = float("-inf")
         self._lock = Lock()
         """Answers arrive in threads of the engine."""
+        self._answered = Condition(self._lock)
         self.heartbeats: dict[tuple[str, int], Heartbeat] = {}
         self._ended: dict[str, FigureTotals] = {}
         """Role -> the calls of incarnations that have ended."""
+        self._leaving: list[tuple[str, Heartbeat]] = []
+        """Incarnations that have ended, and whose last answer is on its way."""
         self._requests: deque[FigureRequest] = deque()
 
     def request_figures(self) -> FigureRequest:
@@ -130,8 +137,9 @@ class HeartbeatMonitor:
     def totals(self, role: str) -> FigureTotals:
         """Calls of all incarnations of a role."""
         found = self._ended.get(role, FigureTotals())
-        for (name, _), beat in self.heartbeats.items():
-            found = found.plus(beat.figures) if name == role else found
+        mine = [beat for (name, _), beat in self.heartbeats.items() if name == role]
+        for beat in (*mine, *(beat for name, beat in self._leaving if name == role)):
+            found = found.plus(beat.figures)
         return found
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002 - the port's
@@ -174,12 +182,17 @@ class HeartbeatMonitor:
                     self._on_silence(now, beat, instance)
                     return False
             beat.asked_at = now + 1e-9
+            beat.is_open = True
             return True
 
     def _add_ended(self, current: Mapping[tuple[str, int], Heartbeat]) -> None:
         for instance, beat in self.heartbeats.items():
             if current.get(instance) is not beat:
-                self._ended[instance[0]] = self._ended.get(instance[0], FigureTotals()).plus(beat.figures)
+                self._leaving.append((instance[0], beat))
+        for role, beat in self._leaving:
+            if not beat.is_open:
+                self._ended[role] = self._ended.get(role, FigureTotals()).plus(beat.figures)
+        self._leaving = [one for one in self._leaving if one[1].is_open]
 
     def _open_check(self, now: float, beat: Heartbeat, limits: HealthLimits) -> None:
         if beat.check_open_at is None and now >= beat.check_due_at:
@@ -197,22 +210,24 @@ class HeartbeatMonitor:
             self._post(beat, instance, f"has not answered for {silent_s:.0f} s", counts=beat.has_health)
 
     def _on_answer(self, beat: Heartbeat, instance: tuple[str, int], done: Future[Any]) -> None:
-        if done.cancelled() or isinstance(done.exception(), WorkerLostError):
-            return  # its loss is reported
+        with self._answered:
+            if not done.cancelled() and not isinstance(done.exception(), WorkerLostError):  # its loss is reported
+                self._store_answer(beat, instance, done)
+            beat.is_open = False
+            self._answered.notify_all()
+
+    def _store_answer(self, beat: Heartbeat, instance: tuple[str, int], done: Future[Any]) -> None:
         error = done.exception()
-        if error is not None and beat.is_draining:
+        beat.answered_at = max(beat.asked_at, self._engine.now())
+        if error is not None:
+            self._post(beat, instance, f"{error}", counts=False)
             return
-        with self._lock:
-            beat.answered_at = max(beat.asked_at, self._engine.now())
-            if error is not None:
-                self._post(beat, instance, f"{error}", counts=False)
-                return
-            beat.figures = done.result()
-            problem = beat.figures.get("health", "")
-            if problem is None or (beat.has_health and beat.check_open_at is None):
-                return  # still running, or reported already
-            beat.check_open_at = None
-            self._post(beat, instance, problem, counts=beat.has_health)
+        beat.figures = done.result()
+        problem = beat.figures.get("health", "")
+        if problem is None or (beat.has_health and beat.check_open_at is None):
+            return  # still running, or reported already
+        beat.check_open_at = None
+        self._post(beat, instance, problem, counts=beat.has_health)
 
     def _post(self, beat: Heartbeat, instance: tuple[str, int], problem: str, *, counts: bool) -> None:
         if beat.is_draining or (not problem and not beat.is_unhealthy):
@@ -220,5 +235,7 @@ class HeartbeatMonitor:
         beat.is_unhealthy = bool(problem)
         self._engine.post(cast("Event", HealthChecked(beat.worker, instance, problem, counts)))
 
-    def close(self, now: float) -> None:
-        pass
+    def close(self, now: float) -> None:  # noqa: ARG002 - the port's
+        """Wait a moment for the last answers of instances that have drained."""
+        with self._answered:
+            self._answered.wait_for(lambda: not any(beat.is_open for beat in self.heartbeats.values()), CLOSE_TIMEOUT_S)

@@ -110,7 +110,8 @@ def launch_system(
         active = ActiveSystem(
             admission, folder, lock, running, controller, router, recorder, monitor, watch, telemetry, socket
         )
-        active.observers = [recorder, DirectoryPublisher(controller, running, router), monitor, watch]
+        # the monitor is closed first, so that the recorder's last view has the last figures
+        active.observers = [monitor, recorder, DirectoryPublisher(controller, running, router), watch]
         undo.pop_all()
     live = LiveSystem(system.name, active, scaled_roles(system.roles, system.bundles))
     try:

@@ -68,6 +68,11 @@ class _StageObject:
         if self.step.timeout_s is not None and not (self.is_async or self.step.barrier):
             self.step.fn = partial(SOFT_TIMEOUT.call_one, self.step.fn, self.step.timeout_s)
 
+    @property
+    def owner(self) -> str:
+        """The stage, or the instance of an actor, in notes of exceptions."""
+        return self.worker.label or f"stage {self.name!r}"
+
 
 class UnitExecutor:
     """The objects that a worker hosts under one name: those of a unit's stages, or a single object. Any number of
@@ -116,7 +121,7 @@ class UnitExecutor:
                 if callable(setup):
                     await _await_if_needed(call_setup(setup, one.worker))
             except BaseException as error:
-                _add_note(error, f"in the setup of stage {one.name!r}")
+                _add_note(error, f"in the setup of {one.owner}")
                 await self.teardown_async()
                 raise
             self._set_up_objects.append(one)
@@ -137,7 +142,7 @@ class UnitExecutor:
             except GeneratorExit:
                 raise
             except BaseException as error:  # raised by user code
-                _add_note(error, f"in the teardown of stage {one.name!r}")
+                _add_note(error, f"in the teardown of {one.owner}")
                 errors.append(summarize_exception(error))
         return errors
 
