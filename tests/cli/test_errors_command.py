@@ -105,6 +105,10 @@ def test_errors_are_filtered_and_printed_as_json(skipping: Place) -> None:
     other = skipping.run("errors", "--type", "KeyError")
     assert (other.returncode, other.stdout) == (0, "")
     assert "no failed items that match" in other.stderr
+    assert "exceptions with failures: ValueError" in other.stderr
+    assert "stages with" not in other.stderr
+    misspelt = skipping.run("errors", "--stage", "no_sevns")
+    assert "stages with failures: no_sevens (did you mean 'no_sevens'?)" in misspelt.stderr
 
 
 def test_an_item_that_ended_an_earlier_attempt_is_shown_once_or_not_at_all(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +35,7 @@ def test_measured_stages_are_listed_once(place: Place) -> None:
     lines = shown.stdout.splitlines()
     assert lines[0].split()[:2] == ["stage", "items/s"]
     assert sorted(line.split()[0] for line in lines[1:]) == ["double", "odd"]
+    assert all(re.fullmatch(r"[\d.]+[kMG]?", line.split()[1]) for line in lines[1:]), "the header has the unit"
     assert stages(place) == ["double", "odd"]
     entries = {
         entry["stage"]: entry for entry in map(json.loads, place.run("profile", "ls", "--json").stdout.splitlines())
@@ -45,7 +47,8 @@ def test_measured_stages_are_listed_once(place: Place) -> None:
 
 def test_a_stage_is_shown_with_its_evidence(place: Place) -> None:
     text = place.run("profile", "show", "odd").stdout
-    assert "items/s of one worker" in text
+    assert re.search(r"^speed +[\d.]+[kMG]? items/s of one worker$", text, re.MULTILINE), text
+    assert re.search(r"^worker +1 CPU, batches of 1, 1 slot$", text, re.MULTILINE), text
     assert "in 1 run, the last" in text
     assert "to jsonl" in text
     (entry,) = map(json.loads, place.run("profile", "show", "odd", "--json").stdout.splitlines())

@@ -11,6 +11,7 @@ import click
 from dovetail.cli.options import complete_stages_of_run, json_option, run_argument
 from dovetail.cli.run_report import retry_lines
 from dovetail.cli.saved_arguments import read_saved_arguments
+from dovetail.errors import did_you_mean
 from dovetail.observe.failed_items import RecordedFailure, group_failures
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run
@@ -64,10 +65,22 @@ def errors(run: str, stage: str | None, error_type: str | None, items: int, trac
     if not found:
         which = " that match" if failures else ""
         click.echo(f"no failed {noun}s{which} in run {summary.id}", err=True)
+        for line in _existing(failures, stage, error_type):
+            click.echo(line, err=True)
     elif len(failures) < summary.failed:
         click.echo(f"the first {len(failures)} of {summary.failed} failed {noun}s were recorded", err=True)
     for line in retry_lines(summary) if _is_of_command_line(history) else []:
         click.echo(line, err=True)
+
+
+def _existing(failures: list[RecordedFailure], stage: str | None, error_type: str | None) -> Iterator[str]:
+    """Stages and exceptions of the failed items, where the selected ones have none."""
+    given = {"stages": stage, "exceptions": error_type}
+    existing = {"stages": {one.stage for one in failures}, "exceptions": {one.error for one in failures}}
+    for kind, names in existing.items():
+        word = given[kind]
+        if names and word is not None:
+            yield f"{kind} with failures: {', '.join(sorted(names))}{did_you_mean(word, names - {word})}"
 
 
 def _is_of_command_line(history: RunHistory) -> bool:

@@ -21,7 +21,6 @@ from dovetail.text_format import (
     format_count,
     format_duration,
     format_number,
-    format_rate,
     printable,
 )
 
@@ -149,7 +148,7 @@ def _row(stored: StoredProfile, now: float) -> tuple[str, ...]:
     measured = stored.measured
     return (
         printable(measured.stage) or "?",
-        format_rate(1 / measured.seconds_per_item),
+        format_number(1 / measured.seconds_per_item),
         format_number(measured.returns),
         "-" if measured.setup_s is None else format_duration(measured.setup_s),
         str(stored.key.batch_size),
@@ -161,10 +160,11 @@ def _row(stored: StoredProfile, now: float) -> tuple[str, ...]:
 
 def _description(stored: StoredProfile, now: float) -> list[str]:
     key, measured = stored.key, stored.measured
-    worker = f"{key.cpu_milli / 1000:g} CPUs" + (f", {key.gpu} {key.card}".rstrip() if key.gpu else "")
+    cpus = f"{key.cpu_milli / 1000:g} CPU" + ("" if key.cpu_milli == 1000 else "s")
+    worker = cpus + (f", {key.gpu} {key.card}".rstrip() if key.gpu else "")
     lines = [
         ("stage", printable(measured.stage) or "?"),
-        ("speed", f"{format_rate(1 / measured.seconds_per_item)} items/s of one worker"),
+        ("speed", f"{format_number(1 / measured.seconds_per_item)} items/s of one worker"),
         ("returns", f"{format_number(measured.returns)} items out per item in"),
         ("setup", "not measured" if measured.setup_s is None else format_duration(measured.setup_s)),
         ("memory", "not measured" if measured.peak_bytes is None else f"{format_size(measured.peak_bytes)} at most"),
