@@ -53,6 +53,17 @@ def test_a_file_and_options_are_written_for_kubernetes(tmp_path: Path) -> None:
     assert "r/x:1" in (tmp_path / "k8s" / "workers.yaml").read_text()
 
 
+def test_modules_that_an_image_would_not_contain_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").touch()
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "jobs.py").touch()
+    words = ("--app", "tasks", "--app", "tasks.py", "--app", "pkg.jobs", "--app", "pkg", "--app", "tsaks")
+    noted = export(tmp_path, "compose", *words).stderr
+    assert noted.count("note:") == 1
+    assert "note: there is no tsaks in this folder" in noted
+    assert "note:" not in export(tmp_path, "compose", *words, "--image", "r/jobs:1").stderr
+
+
 def test_files_are_printed(tmp_path: Path) -> None:
     done = export(tmp_path, "kubernetes", "--app", "tasks", "-o", "-")
     assert "# --- workers.yaml\n" in done.stdout

@@ -68,6 +68,9 @@ def test_all_mistakes_are_one_error_with_their_lines(tmp_path: Path) -> None:
             {"ray": {"pipelines": {"a": {"file": "p.yaml", "run_dir": "/tmp/x"}}}, "shared_folder": "/s"},
             ("run_dir: /s/runs/a",),
         ),
+        ({"image": "my image"}, ("image should be the name of an image", 'image: "registry.example.org/jobs:1"')),
+        ({"gpu_image": "Train"}, ("gpu_image should be the name of an image",)),
+        ({"redis": {"image": "redis:"}}, ("redis.image should be",)),
         ({"pools": {"Big_One": {}}}, ("'Big_One' is not the name of a pool", "fix  big-one: ...")),
         (
             {"pools": {"gpu": {"workers": [0, 4], "ingest": {"l": "t:f"}}}},
@@ -82,6 +85,14 @@ def test_all_mistakes_are_one_error_with_their_lines(tmp_path: Path) -> None:
 def test_keys_that_do_not_fit_together_are_refused(data: dict[str, Any], texts: tuple[str, ...]) -> None:
     error = mistakes(data)
     assert [text for text in texts if text not in error] == [], error
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["jobs", "redis:7.4", "localhost:5000/a/b_c:V1.2-x", "GHCR.io/org/app", "nvcr.io/a/b@sha256:" + 64 * "0"],
+)
+def test_names_of_images_are_accepted(image: str) -> None:
+    assert make_deployment({"apps": ["tasks"], "image": image}).image == image
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:

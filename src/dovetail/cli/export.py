@@ -167,7 +167,7 @@ def _write(kind: str, deployment: Deployment, files: Mapping[str, str], given: M
         click.echo(f"{done}; the first lines of {folder / next(iter(files))} say what to do next", err=True)
         for name in written.outdated:
             click.echo(f"note: {folder / name} is of an earlier export, and not needed any more", err=True)
-    for note in _notes(deployment):
+    for note in (*_missing_modules(deployment, _folders(given)[0]), *_notes(deployment)):
         click.echo(f"note: {note}", err=True)
 
 
@@ -176,6 +176,19 @@ def _print(texts: Mapping[str, str], *, as_json: bool) -> None:
         click.echo(json.dumps(texts, indent=2))
     else:
         click.echo("\n".join(f"# --- {name}\n{text}" for name, text in texts.items()), nl=False)
+
+
+def _missing_modules(deployment: Deployment, source: Path) -> list[str]:
+    """Modules that are not in the folder from which an image is built."""
+    if all((deployment.gpu_image if pool.gpus else deployment.image) for pool in deployment.pools.values()):
+        return []
+    where = "this folder" if source == Path() else str(source)
+    return [
+        f"there is no {app} in {where}: the image that is built from it must have it from its requirements"
+        for app in deployment.apps
+        if not (source / app).is_file()
+        and not any((source / app.replace(".", "/")).with_suffix(suffix).exists() for suffix in ("", ".py"))
+    ]
 
 
 def _notes(deployment: Deployment) -> list[str]:

@@ -67,6 +67,11 @@ BAD_DEPLOYMENT = "DT646"
 NAME_PATTERN = r"^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"
 FOLDER_PATTERN = r"^/[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"
 URL_PATTERN = r"^https?://[^\s/]+(/\S*)?$"
+IMAGE_PATTERN = (
+    r"^([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$"
+)
+"""Registry, path in lower case, tag, digest."""
 FILES_PATTERN = rf"({FOLDER_PATTERN}|^[a-z0-9]+://\S+$)"
 WORKERS_LIMIT = 10_000
 WORKERS_TEXT = "a number, or [minimum, maximum]"
@@ -97,6 +102,7 @@ LABEL = _pattern_type(LABEL_TEXT, "jobs", NAME_PATTERN)
 FOLDER = _pattern_type("an absolute path", "/shared", FOLDER_PATTERN)
 FILES = _pattern_type("an absolute path or a URL", "s3://bucket/jobs", FILES_PATTERN)
 URL = _pattern_type("a URL", "http://prometheus:9090", URL_PATTERN)
+IMAGE = _pattern_type("the name of an image, with a path in lower case", "registry.example.org/jobs:1", IMAGE_PATTERN)
 CPUS, GPUS = number(0.1, CPUS_LIMIT, example=4), whole(0, 64)
 SIZE = size(may_be_zero=False)
 WORKER_COUNT = whole(1, WORKERS_LIMIT)
@@ -145,7 +151,7 @@ REDIS = record_of(
     "Redis",
     "The Redis that keeps the queue, with an append-only file on a volume.",
     (
-        Field("image", TEXT, "Image; Redis 7 or later, or Valkey."),
+        Field("image", IMAGE, "Image; Redis 7 or later, or Valkey."),
         Field("memory", SIZE, "Memory of its container; three quarters of it for data."),
         Field("disk", SIZE, "Size of its volume."),
         Field(
@@ -216,7 +222,7 @@ RAY = record_of(
         Field(
             "head", _example_of(RAY_HEAD, "a mapping with the keys of a head", {"cpus": 4}), "The [head](#ray-head)."
         ),
-        Field("image", TEXT, "Image of all nodes; if left out, NAME-ray:latest, built from Dockerfile.ray."),
+        Field("image", IMAGE, "Image of all nodes; if left out, NAME-ray:latest, built from Dockerfile.ray."),
         Field("version", _pattern_type("a version", "2.60.0", r"^\d+\.\d+\.\d+$"), "Version of Ray in the image."),
         Field("keep_cluster", FLAG, "One permanent RayCluster for all pipelines, instead of one per run."),
     ),
@@ -230,8 +236,8 @@ DEPLOY_FILE = record_of(
             "apps", replace(list_of(TEXT, "a list of modules"), example=["tasks"]), "Modules with @dt.job functions."
         ),
         Field("name", LABEL, "Prefix of the names of all objects."),
-        Field("image", TEXT, "Image of CPU workers; if left out, NAME:latest, built from Dockerfile."),
-        Field("gpu_image", TEXT, "Image of GPU workers; if left out, NAME-gpu:latest, built from Dockerfile.gpu."),
+        Field("image", IMAGE, "Image of CPU workers; if left out, NAME:latest, built from Dockerfile."),
+        Field("gpu_image", IMAGE, "Image of GPU workers; if left out, NAME-gpu:latest, built from Dockerfile.gpu."),
         Field("requirements", TEXT, "Requirements file of your code, relative to its folder."),
         Field("namespace", LABEL, "Namespace of Kubernetes."),
         Field(
