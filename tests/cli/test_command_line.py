@@ -212,6 +212,16 @@ def test_an_unknown_command_is_answered_with_the_nearest_one(typed: tuple[str, .
     assert f"No such command {typed[-1]!r} (did you mean '{meant}'?)" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(("schema", "pipelne"), "pipeline"), (("init", "recipy"), "recipe"), (("completion", "bahs"), "bash")],
+)
+def test_a_misspelt_kind_is_answered_with_the_nearest_one(typed: tuple[str, ...], meant: str) -> None:
+    shown = run(*typed)
+    assert shown.returncode == 2
+    assert f"(did you mean {meant!r}?)" in shown.stderr
+
+
 def test_every_command_has_an_example_in_its_help() -> None:
     for command in ((), ("cluster", "show"), *((name,) for name in COMMANDS if name != "cluster")):
         assert "xample" in run(*command, "--help").stdout, command

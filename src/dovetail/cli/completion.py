@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from dovetail.cli.options import SuggestingChoice
+
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -15,7 +17,7 @@ Examples:
   dovetail completion fish > ~/.config/fish/completions/dovetail.fish
 """
 )
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=SuggestingChoice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script of `dovetail` for SHELL."""

@@ -8,6 +8,7 @@ import sys
 import click
 
 from dovetail.actors import actors_file
+from dovetail.cli.options import SuggestingChoice
 from dovetail.export import deploy_file
 from dovetail.jobs import simulation_fields
 from dovetail.jobs.submit_options import RETRIES, SUBMIT_OPTIONS
@@ -59,7 +60,7 @@ For one file in any editor with yaml-language-server, use this first line:
   # yaml-language-server: $schema=./pipeline.schema.json
 """
 )
-@click.argument("kind", type=click.Choice(list(SCHEMAS)))
+@click.argument("kind", type=SuggestingChoice(list(SCHEMAS)))
 def schema(kind: str) -> None:
     """Print the JSON Schema of pipeline, recipe, cluster, actors, deploy or jobs files."""
     click.echo(json.dumps(SCHEMAS[kind](), indent=2))
