@@ -299,6 +299,36 @@ def test_pickled_arguments_are_never_opened(place: Place) -> None:
     assert not (place.folder / "opened").exists()
 
 
+def test_a_gang_is_shown_with_the_workers_of_its_ranks(place: Place) -> None:
+    free = NodeKind(NODE.nodes[0]).untouched()
+    for worker in ("w-1", "w-2"):
+        place.store.register_worker(WorkerInfo(worker, slots=4, details={"resources": NODE.to_dict()}))
+        place.store.exchange(Exchange(worker, claim=Claim(4, free)))
+    job = place.submit(
+        "tasks:train", "--ranks", "3", "--resources", "cpus=2", "--preemptible", "--preemption-grace", "2m"
+    )
+    spec = place.record(job).spec
+    assert (spec.shape.ranks, spec.preemptible, spec.preemption_grace_ms) == (3, True, 120_000)
+    assert "needs      3 ranks of (2 CPUs)" in place.ok("show", job)
+    place.store.exchange(Exchange("w-1", claim=Claim(4, free, address="10.0.0.1:4000")))
+    shown = place.ok("show", job)
+    assert "queue      default, preemptible" in shown
+    assert "ranks      0 to 1 on w-1, 2 on w-2, rank 0 listens at 10.0.0.1:4000" in shown
+    data = json.loads(place.ok("show", job, "--json"))
+    assert (data["ranks"], data["rank_workers"]) == (3, ["w-1", "w-1", "w-2"])
+
+
+def test_a_gang_that_no_workers_can_hold_is_marked(place: Place) -> None:
+    place.add_worker()
+    said = place.said("submit", "tasks:train", "--ranks", "3", "--resources", "cpus=2")
+    assert "no worker can run this: it needs 3 ranks of (2 CPUs)" in said
+    assert "w-1 has (4cpu, 8GB): 2 of 3 ranks fit" in said
+    assert "it has 5 ranks, and the workers of its queue have 4 slots" in place.said(
+        "submit", "tasks:train", "--ranks", "5"
+    )
+    assert place.said("submit", "tasks:train", "--ranks", "4") == ""
+
+
 def test_a_part_of_an_id_must_be_unique(place: Place) -> None:
     ids = sorted([place.submit("tasks:train"), place.submit("tasks:train")])
     common = ids[0][-7:]
@@ -443,6 +473,18 @@ def test_the_output_of_a_job_is_printed_by_attempt(place: Place) -> None:
     assert place.ok("logs", "last", "--log-dir", "logs", "--attempt", "1") == "first\n"
     assert place.ok("logs", job, "--log-dir", "logs", "-f", "--no-timestamps") == "second\nlast line\n"
     assert "has had 2 attempts, not 3" in place.fails("logs", job, "--attempt", "3")
+    assert "has no ranks, not 1" in place.fails("logs", job, "--rank", "1")
+
+
+def test_the_output_of_each_rank_of_a_gang_is_printed(place: Place) -> None:
+    job = place.submit("tasks:train", "--ranks", "2", "--resources", "cpus=1")
+    free = NodeKind(NODE.nodes[0]).untouched()
+    place.store.exchange(Exchange("w-1", claim=Claim(4, free, address="h:1")))
+    for rank in range(2):
+        LocalFiles(place.folder / "logs").put(log_name(job, 1, rank), f"rank {rank}\n".encode())
+    assert place.ok("logs", job, "--log-dir", "logs") == "rank 0\n"
+    assert place.ok("logs", job, "--log-dir", "logs", "--rank", "1") == "rank 1\n"
+    assert "has ranks 0 to 1, not 2" in place.fails("logs", job, "--rank", "2")
 
 
 def test_a_reader_of_the_output_that_stops_is_not_a_missing_output(

@@ -34,6 +34,7 @@ MARGIN_S = 1.0 if LONG else PATIENCE_S / 2
 """Acceptance: a job is run again within its lease and one second. Not measured on a machine that runs other tests."""
 KILLS = 50 if LONG else 1
 STORM_JOBS, STORM_KILLS, STORM_WORKERS = (2000, 100, 4) if LONG else (40, 3, 2)
+MIXED_JOBS, MIXED_KILLS = 150, 20
 SOAK_ROUNDS, SOAK_JOBS = 20, 10_000
 SOAK_WARM_ROUNDS = 4
 """Rounds after which the memory of workers and store must not grow."""
@@ -182,6 +183,28 @@ class CrashSuite:
         worker.kill()
         until(lambda: not any(map(is_running, pids)), "all of them have ended")
 
+    def test_a_gang_is_ended_and_retried_as_a_whole_when_one_of_its_workers_is_killed(
+        self, fleet: Fleet, tmp_path: Path
+    ) -> None:
+        fleet.start(2, slots=1, kill_grace=0.2)
+        job = fleet.submit("gang_member", str(tmp_path), ranks=2)
+        for rank in range(2):
+            wait_for_file(tmp_path / f"{rank}.1")
+        first = [json.loads((tmp_path / f"{rank}.1").read_text()) for rank in range(2)]
+        fleet.workers[first[1]["worker"]].kill()
+        until(lambda: not any(is_running(one["pid"]) for one in first), "the first attempt has ended")
+        assert [attempt.outcome for attempt in job.attempts] in ([], [Outcome.LOST])
+        fleet.start(slots=1, kill_grace=0.2)
+        for rank in range(2):
+            wait_for_file(tmp_path / f"{rank}.2")
+        write(tmp_path / "go", "go")
+        job.result(PATIENCE_S)
+        record = job.record()
+        assert [attempt.outcome for attempt in record.attempts] == [Outcome.LOST, Outcome.SUCCEEDED]
+        assert record.attempts[0].error.startswith(f"rank 1 on {first[1]['worker']}: the lease expired")
+        until(lambda: all(info.leases == 0 for info in fleet.queue.store.workers()), "no lease is left")
+        fleet.check_nothing_is_left()
+
     @pytest.mark.time_limit(1800)
     def test_random_kills_lose_no_job_and_complete_none_twice(self, fleet: Fleet, tmp_path: Path) -> None:
         options: dict[str, Any] = {"isolation": "thread", "slots": 4}
@@ -210,6 +233,41 @@ class CrashSuite:
             ran = [int(token) for text, token in tokens if text == str(number)]
             assert max(ran) == record.token == record.attempts[-1].token
         fleet.check_nothing_is_left()
+
+    @pytest.mark.long
+    @pytest.mark.time_limit(1800)
+    def test_random_kills_of_workers_with_gangs_and_preemption_leave_nothing(
+        self, fleet: Fleet, tmp_path: Path
+    ) -> None:
+        options: dict[str, Any] = {"slots": 3, "kill_grace": 0.2}
+        fleet.start(3, **options)
+        lines, chance = tmp_path / "lines", random.Random(7)
+        lines.touch()
+        jobs = []
+        for number in range(MIXED_JOBS):
+            given: dict[str, Any] = {"ranks": chance.choice([1, 1, 2, 3, 4]), "priority": chance.choice([0, 0, 10, 50])}
+            given |= {"preemptible": chance.choice([True, False]), "retries": {"lost": 100}}
+            work = str(lines), str(number), chance.choice([0.05, 0.5])
+            jobs.append(fleet.submit("append_rank", *work, isolation="process", **given))
+        for kill in range(MIXED_KILLS):
+            target = MIXED_JOBS * (kill + 1) // (MIXED_KILLS + 2)
+            until(lambda target=target: _count(fleet, JobState.SUCCEEDED) >= target, timeout_s=300)  # type: ignore[misc]
+            chance.choice([one for one in fleet.workers.values() if one.process.poll() is None]).kill()
+            fleet.start(**options)
+        for job in jobs:
+            until(lambda job=job: job.record().state is JobState.SUCCEEDED, timeout_s=300)  # type: ignore[misc]
+        wrote = [tuple(map(int, line.split())) for line in lines.read_text().splitlines()]
+        for number, job in enumerate(jobs):
+            record = job.record()
+            outcomes = {attempt.outcome for attempt in record.attempts}
+            assert outcomes <= {Outcome.SUCCEEDED, Outcome.LOST, Outcome.PREEMPTED}
+            assert record.spec.preemptible or Outcome.PREEMPTED not in outcomes
+            # all ranks of the attempt that counts have run, each once
+            ranks = sorted(rank for text, token, rank in wrote if (text, token) == (number, record.token))
+            assert ranks == list(range(record.spec.shape.ranks))
+        fleet.check_nothing_is_left()
+        alive = {name for name, worker in fleet.workers.items() if worker.process.poll() is None}
+        until(lambda: _free_slots(fleet, alive) == [3] * len(alive), "all slots are free")
 
     @pytest.mark.long
     @pytest.mark.time_limit(1800)
@@ -286,6 +344,10 @@ class CrashSuite:
         job.cancel("not needed")
         wait_for_state(job, JobState.CANCELLED)
         assert not is_running(pid)
+
+
+def _free_slots(fleet: Fleet, names: set[str]) -> list[int]:
+    return [info.offer.slots for info in fleet.queue.store.workers() if info.id in names and info.offer is not None]
 
 
 def _count(fleet: Fleet, state: JobState) -> int:

@@ -26,6 +26,7 @@ from dovetail.jobs.store import (
     ClaimedJob,
     Completion,
     Exchange,
+    GangPlace,
     JobFilter,
     LeaseId,
     Offer,
@@ -58,6 +59,9 @@ ONE_GPU_NODE = replace(GPU_NODE, gpus=GPU_NODE.gpus[:1])
 HALF_GPU_NODE = replace(ONE_GPU_NODE, cpu_milli=7000)
 ONE_CPU, TWO_CPUS, FOUR_CPUS = (Resources(cpus=cpus).shape() for cpus in (1, 2, 4))
 GPU_SHAPE = Resources(cpus=1, gpus=0.5).shape()
+ADDRESS = "10.0.0.1:4000"
+TWO_CPUS_GANGS = {ranks: Resources(cpus=2).shape(ranks) for ranks in (3, 4, 5)}
+GANG = TWO_CPUS_GANGS[3]
 ONE_CPU, TWO_CPUS, FOUR_CPUS, FIVE_CPUS = (Resources(cpus=cpus).shape() for cpus in (1, 2, 4, 5))
 SECOND = 1000
 MINUTE = 60 * SECOND
@@ -98,20 +102,25 @@ class StoreScene:
         running: tuple[ClaimedJob, ...] = (),
         ends_in_ms: int | None = None,
         used: Shape = NO_RESOURCES,
+        address: str = "",
     ) -> Reply:
         """`running`: jobs that hold resources of the node; those that are preemptible are offered for preemption.
         `used`: what others hold."""
-        free, held = free_of(node) if used == NO_RESOURCES else Admission().take(used, free_of(node)), []
+        free = free_of(node) if used == NO_RESOURCES else Admission().take(used, free_of(node))
         assert free is not None
+        held: dict[LeaseId, PreemptibleJob] = {}
         for job in running:
-            seats = () if job.shape == NO_RESOURCES else (seat_on(free, job.shape),)
+            seats = () if job.shape == NO_RESOURCES else (seat_on(free, job.shape.rank),)
             for seat in seats:
                 left = free.taken(seat)
                 assert left is not None
                 free = left
-            held.append(PreemptibleJob(job.lease.job_id, job.lease.token, seats))
-        preemptible = tuple(one for job, one in zip(running, held, strict=True) if job.spec.preemptible)
-        claim = None if slots is None else Claim(slots, free, queues, delay_ms, preemptible, ends_in_ms)
+            if job.spec.preemptible:
+                lease = LeaseId(*job.lease[:2])
+                before = held.get(lease, PreemptibleJob(*lease, slots=0))
+                held[lease] = before._replace(seats=before.seats + seats, slots=before.slots + 1)
+        preemptible = tuple(held.values())
+        claim = None if slots is None else Claim(slots, free, queues, delay_ms, preemptible, ends_in_ms, address)
         return self.store.exchange(Exchange(worker, completions, renewals, claim, lease_ms))
 
     def complete(self, job: ClaimedJob, outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> Reply:
@@ -615,6 +624,208 @@ class StoreContract:
         [high] = scene.exchange(completions=(completion(low, Outcome.PREEMPTED),), slots=9).claimed
         assert high.spec == spec("high", shape=FOUR_CPUS, priority=10, payload=b"\x00[1]")
         assert scene.record("high").lease == high.lease
+
+    # --- gangs
+
+    @staticmethod
+    def register_idle(scene: StoreScene, *workers: str, queues: tuple[str, ...] = ("default",)) -> None:
+        """Idle workers with 4 CPUs each."""
+        for worker in workers:
+            scene.store.register_worker(WorkerInfo(worker, queues))
+            scene.exchange(worker, slots=9, queues=queues)
+
+    def start_gang(self, scene: StoreScene, **fields: Any) -> tuple[list[ClaimedJob], list[ClaimedJob]]:
+        """The members of a gang of three: two on w1, and one on w2."""
+        self.register_idle(scene, "w1", "w2")
+        scene.submit(spec("g", **{"shape": GANG, "payload": b"[1]"} | fields))
+        return list(scene.exchange(slots=9, address=ADDRESS).claimed), scene.claim(worker="w2")
+
+    def test_a_gang_is_placed_as_a_whole_on_several_workers(self, scene: StoreScene) -> None:
+        self.register_idle(scene, "w1", "w2")
+        while scene.store.wait("w2", 0):
+            pass
+        scene.submit(spec("g", shape=GANG, payload=b"\x00[1]"))
+        while scene.store.wait("w2", 0):
+            pass
+        first = scene.exchange(slots=9, address=ADDRESS).claimed
+        place = GangPlace(ADDRESS, ("w1", "w1", "w2"))
+        assert [(job.rank, job.gang) for job in first] == [(0, place), (1, place)]
+        assert scene.store.wait("w2", PATIENCE_S)
+        [last] = scene.claim(worker="w2")
+        assert (last.rank, last.gang, last.shape) == (2, place, GANG)
+        assert {job.spec for job in (*first, last)} == {spec("g", shape=GANG, payload=b"\x00[1]")}
+        assert last.spec.payload == b"\x00[1]"
+        assert {job.lease[:3] for job in (*first, last)} == {("g", 1, 1)}
+        record = scene.record("g")
+        assert (record.state, record.worker, record.workers) == (JobState.LEASED, "w1", ("w1", "w2"))
+        assert record.gang is not None
+        assert record.gang.workers == place.workers
+        assert scene.claim(worker="w2") == []
+
+    def test_a_gang_that_does_not_fit_as_a_whole_starts_no_member(self, scene: StoreScene) -> None:
+        self.register_idle(scene, "w1", "w2")
+        scene.submit(spec("g", shape=TWO_CPUS_GANGS[5]), spec("small", shape=ONE_CPU))
+        reply = scene.exchange(slots=9, address=ADDRESS)
+        assert [job.spec.id for job in reply.claimed] == ["small"]
+        assert scene.claim(worker="w2") == []
+        record = scene.record("g")
+        assert (record.state, record.attempt, record.gang) == (JobState.READY, 0, None)
+
+    def test_a_gang_uses_only_live_workers_of_its_queue(self, scene: StoreScene) -> None:
+        self.register_idle(scene, "w1", "w2")
+        self.register_idle(scene, "w3", queues=("x",))
+        scene.submit(spec("g", shape=GANG))
+        scene.store.remove_worker("w2")
+        assert scene.exchange(slots=9, address=ADDRESS).claimed == []
+        self.register_idle(scene, "w4")
+        scene.advance(DEFAULT_LEASE_MS + 1)
+        assert scene.exchange(slots=9, address=ADDRESS).claimed == []
+        self.register_idle(scene, "w4")
+        assert [job.rank for job in scene.exchange(slots=9, address=ADDRESS).claimed] == [0, 1]
+
+    def test_a_claim_without_an_address_takes_no_gang_and_others_one_each(self, scene: StoreScene) -> None:
+        self.register_idle(scene, "w1")
+        scene.submit(*(spec(name, shape=Resources(cpus=1).shape(2)) for name in "ab"))
+        assert scene.claim() == []
+        assert [job.spec.id for job in scene.exchange(slots=9, address=ADDRESS).claimed] == ["a", "a"]
+
+    def test_what_is_offered_is_given_to_one_gang(self, scene: StoreScene) -> None:
+        self.register_idle(scene, "w1", "w2", "w3")
+        scene.submit(spec("a", shape=TWO_CPUS_GANGS[4]), spec("b", shape=TWO_CPUS_GANGS[4]))
+        assert len(scene.exchange("w1", slots=9, address=ADDRESS).claimed) == 2
+        assert scene.exchange("w3", slots=9, address=ADDRESS).claimed == []
+        assert [job.spec.id for job in scene.claim(worker="w2")] == ["a", "a"]
+
+    def test_a_gang_takes_nothing_of_a_worker_that_is_kept_free_for_another_job(self, scene: StoreScene) -> None:
+        self.register_idle(scene, "w1", "w2")
+        scene.submit(spec("big", shape=FOUR_CPUS))
+        scene.advance(30 * SECOND)
+        assert scene.claim_ids(worker="w1", used=ONE_CPU, ends_in_ms=SECOND) == []
+        assert [one.worker for one in scene.store.reservations()] == ["w1"]
+        scene.submit(spec("g", shape=Resources(cpus=1).shape(3)))
+        half: dict[str, Any] = {"slots": 9, "used": TWO_CPUS, "address": ADDRESS}
+        assert scene.exchange("w2", **half).claimed == []
+        assert scene.exchange("w1", slots=9, used=ONE_CPU, ends_in_ms=SECOND, address=ADDRESS).claimed == []
+        scene.store.cancel(["big"])
+        first = scene.exchange("w2", **half).claimed
+        assert [job.gang and job.gang.workers for job in first] == [("w2", "w2", "w1")] * 2
+
+    def test_members_are_taken_from_what_their_worker_claims_with(self, scene: StoreScene) -> None:
+        self.register_idle(scene, "w1", "w2")
+        scene.submit(spec("g", shape=GANG), *(spec(f"s{n}", shape=ONE_CPU) for n in range(4)))
+        scene.exchange("w1", slots=2, address=ADDRESS)
+        assert scene.claim_ids(3, worker="w2") == ["g", "s0", "s1"]
+
+    def test_a_gang_succeeds_when_all_members_have_with_the_result_of_rank_0(self, scene: StoreScene) -> None:
+        [a, b], [c] = self.start_gang(scene)
+        began = scene.store.now_ms()
+        scene.advance(50)
+        assert scene.complete(b, result=b"1", encoding="json", rank=1).refused == []
+        assert scene.complete(b, result=b"1", encoding="json", rank=1).refused == []
+        assert scene.complete(a, result=b'"\xff"', encoding="pickle", rank=0).refused == []
+        assert (scene.state("g"), scene.record("g").result) == (JobState.LEASED, None)
+        done = completion(c, result=b"2", encoding="json", rank=2)
+        assert scene.exchange("w2", completions=(done,)).refused == []
+        record = scene.record("g")
+        assert (record.state, record.result, record.result_encoding) == (JobState.SUCCEEDED, b'"\xff"', "pickle")
+        assert [(one.number, one.worker, one.started_ms, one.outcome) for one in record.attempts] == [
+            (1, "w1", began, Outcome.SUCCEEDED)
+        ]
+        assert record.gang is None
+        assert [worker.leases for worker in scene.store.workers()] == [0, 0]
+
+    def test_only_the_worker_of_a_member_completes_it(self, scene: StoreScene) -> None:
+        [a, _], _ = self.start_gang(scene)
+        for worker, rank in (("w2", 0), ("w1", 2), ("w1", 3), ("w1", -1)):
+            wrong = scene.exchange(worker, completions=(completion(a, Outcome.ERROR, rank=rank),))
+            assert wrong.refused == [LeaseId("g", 1)]
+        assert scene.state("g") is JobState.LEASED
+
+    @pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.TIMEOUT, Outcome.LOST, Outcome.OUT_OF_MEMORY])
+    def test_the_failure_of_one_member_ends_all(self, scene: StoreScene, outcome: Outcome) -> None:
+        [a, _], [c] = self.start_gang(scene)
+        scene.complete(a, result=b"0", rank=0)
+        while scene.store.wait("w1", 0):
+            pass
+        failed = completion(c, outcome, error="it failed", rank=2)
+        assert scene.exchange("w2", completions=(failed,)).refused == []
+        record = scene.record("g")
+        assert (record.state, record.gang, record.result) == (JobState.READY, None, None)
+        assert [(one.outcome, one.error) for one in record.attempts] == [(outcome, "rank 2 on w2: it failed")]
+        assert scene.store.wait("w1", PATIENCE_S)
+        assert scene.exchange("w1", renewals=(renewal(a),)).refused == [LeaseId("g", 1)]
+        again = scene.exchange("w1", slots=9, address=ADDRESS).claimed
+        assert [(job.lease.token, job.lease.attempt) for job in again] == [(2, 2)] * 2
+
+    def test_the_lease_of_a_gang_holds_while_all_its_workers_renew_it(self, scene: StoreScene) -> None:
+        [a, _], [c] = self.start_gang(scene)
+        for _ in range(3):
+            scene.advance(DEFAULT_LEASE_MS - 1)
+            assert scene.exchange("w1", renewals=(renewal(a),)).refused == []
+            assert scene.exchange("w2", renewals=(renewal(c),), slots=0).refused == []
+        scene.advance(DEFAULT_LEASE_MS - 1)
+        assert scene.exchange("w1", renewals=(renewal(a),)).refused == []
+        due_ms = scene.record("g").due_ms
+        assert due_ms == scene.store.now_ms() + 1
+        scene.advance(1)
+        scene.exchange("w3", slots=0)
+        record = scene.record("g")
+        assert (record.state, outcomes(record)) == (JobState.READY, [Outcome.LOST])
+        assert record.attempts[0].error.startswith("rank 2 on w2: the lease expired")
+        assert scene.exchange("w1", renewals=(renewal(a),)).refused == [LeaseId("g", 1)]
+
+    def test_a_member_that_has_ended_needs_no_renewal(self, scene: StoreScene) -> None:
+        [a, _], [c] = self.start_gang(scene)
+        scene.exchange("w2", completions=(completion(c, rank=2),))
+        for _ in range(3):
+            scene.advance(DEFAULT_LEASE_MS - 1)
+            assert scene.exchange("w1", renewals=(renewal(a),), slots=0).refused == []
+        assert scene.state("g") is JobState.LEASED
+
+    def test_members_that_were_not_sent_in_time_expire_with_their_gang(self, scene: StoreScene) -> None:
+        self.register_idle(scene, "w1", "w2")
+        scene.submit(spec("g", shape=GANG))
+        [a, _] = scene.exchange("w1", slots=9, address=ADDRESS).claimed
+        scene.advance(DEFAULT_LEASE_MS - 1)
+        assert scene.exchange("w1", renewals=(renewal(a),)).refused == []
+        scene.advance(1)
+        reply = scene.exchange("w2", slots=9)
+        assert (reply.claimed, outcomes(scene.record("g"))) == ([], [Outcome.LOST])
+
+    def test_a_gang_that_is_given_back_is_not_charged(self, scene: StoreScene) -> None:
+        [a, _], [c] = self.start_gang(scene)
+        given_back = completion(c, Outcome.RELEASED, rank=2)
+        assert scene.exchange("w2", completions=(given_back,)).refused == []
+        record = scene.record("g")
+        assert (record.state, record.attempt, record.attempts, record.gang) == (JobState.READY, 0, (), None)
+        assert scene.exchange("w1", renewals=(renewal(a),)).refused == [LeaseId("g", 1)]
+
+    def test_the_cancellation_of_a_gang_reaches_all_its_workers(self, scene: StoreScene) -> None:
+        [a, _], [c] = self.start_gang(scene)
+        for worker in ("w1", "w2"):
+            while scene.store.wait(worker, 0):
+                pass
+        assert scene.store.cancel(["g"], "not needed") == [JobState.LEASED]
+        for worker, job in (("w1", a), ("w2", c)):
+            assert scene.store.wait(worker, PATIENCE_S)
+            assert scene.exchange(worker, renewals=(renewal(job),)).cancelled == ["g"]
+        scene.exchange("w2", completions=(completion(c, Outcome.CANCELLED, rank=2),))
+        assert (scene.state("g"), scene.record("g").error) == (JobState.CANCELLED, "not needed")
+
+    def test_a_preempted_gang_ends_when_all_members_have_saved_their_state(self, scene: StoreScene) -> None:
+        [a, b], [c] = self.start_gang(scene, preemptible=True)
+        scene.exchange("w2", slots=0)
+        scene.submit(spec("high", shape=FOUR_CPUS, priority=9))
+        assert scene.exchange("w1", slots=9, running=(a, b)).preempted == ["g"]
+        assert scene.exchange("w2", renewals=(renewal(c),)).preempted == ["g"]
+        saved = completion(c, Outcome.PREEMPTED, rank=2)
+        assert scene.exchange("w2", completions=(saved,)).refused == []
+        assert scene.complete(a, Outcome.PREEMPTED, rank=0).refused == []
+        assert scene.state("g") is JobState.LEASED
+        last = scene.exchange("w1", completions=(completion(b, rank=1, result=b"1"),), slots=9)
+        assert [job.spec.id for job in last.claimed] == ["high"]
+        record = scene.record("g")
+        assert (record.state, outcomes(record), record.result) == (JobState.READY, [Outcome.PREEMPTED], None)
 
     # --- retries
 

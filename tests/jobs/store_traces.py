@@ -38,6 +38,7 @@ KEYS = ("k1", "k2")
 QUEUES = ("default", "x")
 WORKERS = ("w1", "w2", "w3")
 SCHEDULES = ("nightly", "hourly")
+GANGS = tuple(replace(shape, ranks=ranks) for shape in (NO_RESOURCES, *SHAPES[:3]) for ranks in (2, 3))
 STEPS_MS = (0, 1, 60, 1_000, 15_000, 60_000)
 FAILURES = (Outcome.ERROR, Outcome.TIMEOUT, Outcome.LOST, Outcome.OUT_OF_MEMORY)
 
@@ -59,6 +60,7 @@ class LeaseEnd:
     jitter: float
     final: bool
     shape: Shape | None
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class RoundTrip:
     queues: tuple[str, ...]
     lease_ms: int
     placement_delay_ms: int
+    address: str = ""
     preemptible: tuple[tuple[int, Shape], ...] = ()
     """Positions of leases that the worker runs, and what they hold of the node."""
     ends_in_ms: int | None = None
@@ -223,7 +226,7 @@ class TraceGenerator:
             payload=choose([b"", b"{}", b"\x00\xff" * 20]),
             queue=choose(QUEUES),
             priority=random.randint(-1, 1),
-            shape=choose((NO_RESOURCES, *SHAPES)),
+            shape=choose((NO_RESOURCES, *SHAPES, *GANGS)),
             retries=Retries(**counts, backoff_ms=choose([0, 100, 1_000]), max_backoff_ms=choose([150, 10_000])),
             key=choose([None, None, None, *KEYS]),
             after=tuple(random.sample(IDS, choose([0, 0, 0, 1, 2]))),
@@ -251,6 +254,7 @@ class TraceGenerator:
             queues=choose([("default",), ("x",), ("default", "x"), ("x", "none", "x")]),
             lease_ms=choose([60, 1_000, 15_000]),
             placement_delay_ms=choose([0, 0, 50, 10_000]),
+            address=choose(["", "h:1", "h:2"]),
             preemptible=tuple(
                 (random.randint(0, 7), choose((NO_RESOURCES, *SHAPES))) for _ in range(choose([0, 0, 1, 2, 4, 6]))
             ),
@@ -262,7 +266,8 @@ class TraceGenerator:
         outcome = choose([Outcome.SUCCEEDED, Outcome.SUCCEEDED, Outcome.SUCCEEDED, *FAILURES, *Outcome])
         final = choose([False, False, False, True])
         jitter = choose([0.0, 0.5, 0.999])
-        return LeaseEnd(self._random.randint(0, 7), outcome, jitter, final, choose([None, *SHAPES]))
+        rank = choose([0, 0, 0, 1, 1, 2, 3])
+        return LeaseEnd(self._random.randint(0, 7), outcome, jitter, final, choose([None, *SHAPES]), rank)
 
     def _purge(self) -> Purge:
         choose = self._random.choice
@@ -394,7 +399,9 @@ class StoreTrace:
             left = free.taken(seat)
             assert left is not None
             free, held[recent[position]] = left, PreemptibleJob(job_id, token, (seat,), position % 2)
-        return Claim(trip.slots or 0, free, trip.queues, trip.placement_delay_ms, tuple(held.values()), trip.ends_in_ms)
+        held_jobs = tuple(held.values())
+        delay_ms, ends_in_ms = trip.placement_delay_ms, trip.ends_in_ms
+        return Claim(trip.slots or 0, free, trip.queues, delay_ms, held_jobs, ends_in_ms, trip.address)
 
     def _fire(self, fire: Fire) -> object:
         known = {schedule.name: schedule.next_ms for schedule in self.store.schedules()}
@@ -417,6 +424,7 @@ def _completion(lease: Lease, end: LeaseEnd) -> Completion:
         shape=end.shape if end.outcome is Outcome.OUT_OF_MEMORY else None,
         exit_code=0 if succeeded else None,
         cpu_ms=end.position,
+        rank=end.rank,
     )
 
 

@@ -71,6 +71,7 @@ WRONG: dict[str, list[Any]] = {
     "timezone": ["Europe/Berlni", 5, HUGE],
     "isolation": ["container", True],
     "preemptible": ["yes", 1, 0],
+    "ranks": [0, -1, 1.5, 1001, "many", True],
     "preemption_grace": [0, -1, "soon", 10**30, True],
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -165,6 +166,63 @@ def save_on_sigterm(began: str, saved: str) -> str:
 
 @job
 def raise_preempted() -> None:
+    raise JobPreempted
+
+
+@job
+def append_rank(path: str, text: str, seconds: float) -> None:
+    """A line with the text, the fencing token and the rank, at the end of some work. It saves nothing when it is asked
+    to make room."""
+    current = current_job()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if current.checkpoint_requested:
+            raise JobPreempted
+        time.sleep(0.005)
+    with open(path, "a") as file:  # noqa: PTH123
+        file.write(f"{text} {current.token} {current.rank}\n")
+
+
+@job
+def gang_member(folder: str, failing_rank: int = -1) -> dict[str, str]:
+    """Writes its variables and its pid, and waits for a file of the test. In the first attempt, one rank may fail."""
+    current = current_job()
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    found = {name: os.environ[name] for name in names}
+    assert (found["RANK"], found["WORLD_SIZE"]) == (str(current.rank), str(current.ranks))
+    print(f"rank {current.rank} of {current.ranks}", flush=True)  # noqa: T201
+    path = Path(folder, f"{current.rank}.{current.attempt}")
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(found | {"worker": current.worker, "pid": os.getpid()}))
+    unfinished.rename(path)
+    if current.attempt == 1 and current.rank == failing_rank:
+        raise ValueError(f"rank {current.rank}")
+    while not Path(folder, "go").exists():
+        time.sleep(0.005)
+    return found
+
+
+@job
+def sum_over_ranks(number: float) -> float:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    found = torch.tensor([number + 1000 * current_job().rank])
+    dist.all_reduce(found)
+    dist.destroy_process_group()
+    return float(found[0])
+
+
+@job
+def gang_with_checkpoints(folder: str) -> int:
+    """Each rank saves its state when it is asked to."""
+    current = current_job()
+    state = Path(folder, f"state{current.rank}")
+    if state.exists():
+        return current.attempt
+    wait_for_checkpoint_request(str(Path(folder, f"began{current.rank}")))
+    state.write_text("saved")
     raise JobPreempted
 
 

@@ -32,6 +32,7 @@ Examples:
   dovetail jobs logs last
   dovetail jobs logs 01kadq3f4 -f
   dovetail jobs logs last --attempt 1
+  dovetail jobs logs last --rank 3
 
 \b
 The output of jobs in processes is kept with the files of the queue: beside an
@@ -43,6 +44,7 @@ the worker, in $DOVETAIL_HOME/jobs/logs.
 @click.option(
     "--attempt", type=click.IntRange(min=1), metavar="N", help="Number of the attempt.  [default: the latest]"
 )
+@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Rank of a gang.  [default: 0]")
 @click.option("--follow", "-f", is_flag=True, help="Keep printing until the job has finished.")
 @click.option("--no-timestamps", is_flag=True, help="Do not print the times.")
 @click.option("--log-dir", metavar="DIR", type=FOLDER_PATH, help="The --log-dir of the worker, if it had one.")
@@ -51,6 +53,7 @@ the worker, in $DOVETAIL_HOME/jobs/logs.
 def logs(
     job: str,
     attempt: int | None,
+    rank: int,
     follow: bool,
     no_timestamps: bool,
     log_dir: str | None,
@@ -63,7 +66,11 @@ def logs(
         if attempt is not None and attempt > max(1, record.attempt):
             message = f"job {record.id} has had {record.attempt} attempts, not {attempt}"
             raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=(f"--attempt {max(1, record.attempt)}",)))
-        output = Output(queue.files, log_dir, times=not no_timestamps)
+        ranks = record.spec.shape.ranks
+        if rank >= ranks:
+            message = f"job {record.id} has {f'ranks 0 to {ranks - 1}' if ranks > 1 else 'no ranks'}, not {rank}"
+            raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=(f"--rank {ranks - 1}",)))
+        output = Output(queue.files, log_dir, rank, times=not no_timestamps)
         if follow and attempt is None:
             printed = _follow(queue, record, output)
         else:
@@ -79,7 +86,7 @@ logs.help = f"{logs.help}\n\n{JOB_HELP}"
 class Output:
     """Prints the output of jobs, from where it is, with the times of its lines in the local time zone."""
 
-    def __init__(self, files: PayloadFiles | None, log_dir: str | None, *, times: bool) -> None:
+    def __init__(self, files: PayloadFiles | None, log_dir: str | None, rank: int = 0, *, times: bool) -> None:
         from dovetail.jobs.job_logs import default_log_folder
         from dovetail.jobs.payload_files import LocalFiles
 
@@ -87,6 +94,7 @@ class Output:
             self._local, self._remote = files, None
         else:
             self._local, self._remote = LocalFiles(log_dir or default_log_folder()), files
+        self._rank = rank
         self._times = times
         self._today = datetime.now().astimezone().date()
         self._begun = b""
@@ -98,7 +106,7 @@ class Output:
         """Print the output of an attempt from an offset on; the number of bytes."""
         from dovetail.jobs.payload_files import log_name
 
-        name = log_name(job_id, attempt)
+        name = log_name(job_id, attempt, self._rank)
         copied = self._copy_file(self._local.path_of(name), offset)
         if copied or self._remote is None:
             return copied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from dovetail.jobs.job import JobState
@@ -23,7 +24,7 @@ from dovetail.text_format import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dovetail.jobs.job import Attempt, JobRecord
+    from dovetail.jobs.job import Attempt, Gang, JobRecord
     from dovetail.jobs.store import QueueStats, Schedule, WorkerInfo
     from dovetail.text_format import Paint
 
@@ -179,7 +180,8 @@ def job_lines(
         ("schedule", spec.schedule or ""),
         ("after", ", ".join(spec.after)),
         ("waits for", ", ".join(job.unmet) if job.state is JobState.BLOCKED else ""),
-        ("worker", job.worker or ""),
+        ("worker", (job.worker or "") if job.gang is None else ""),
+        ("ranks", _gang_text(job.gang) if job.gang is not None else ""),
         ("progress", _progress_text(job)),
         ("submitted", time_text(job.submitted_ms, now_ms)),
         ("finished", time_text(job.finished_ms, now_ms) if job.finished_ms is not None else ""),
@@ -191,6 +193,15 @@ def job_lines(
     if job.attempts:
         lines += ["", *attempt_table(job.attempts, now_ms)]
     return lines
+
+
+def _gang_text(gang: Gang) -> str:
+    """'0 to 3 on w1, 4 on w2, rank 0 listens at 10.0.0.7:41231'."""
+    parts = []
+    for worker, ranks in groupby(range(len(gang.members)), lambda rank: gang.workers[rank]):
+        first, *rest = ranks
+        parts.append(f"{first}{f' to {rest[-1]}' if rest else ''} on {worker}")
+    return f"{', '.join(parts)}, rank 0 listens at {gang.address}"
 
 
 def _progress_text(job: JobRecord) -> str:

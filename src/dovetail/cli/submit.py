@@ -97,6 +97,7 @@ commit_every= and recompute=. Workers run them if they were started with
 @click.option("--timeout", metavar="TIME", help="Limit of one attempt: 90s, 1h.")
 @click.option("--retries", type=click.IntRange(min=0), metavar="N", help="Retries for every cause; 0: none.")
 @click.option("--isolation", metavar="KIND", help="process, warm_process, thread or async.")
+@click.option("--ranks", type=int, metavar="N", help="Run N processes at once as a gang; --resources is per process.")
 @click.option("--preemptible", is_flag=True, help="It may be ended, without a charge, for a job of higher priority.")
 @click.option("--preemption-grace", metavar="TIME", help="Time to save its state before that.  [default: 30s]")
 @click.option(
@@ -338,6 +339,8 @@ def submit_options(options: dict[str, Any], sets: Sequence[str]) -> dict[str, An
     given = {name: options[name] for name in OPTION_FIELDS if options[name] is not None}
     if options["retries"] is not None:
         given["retries"] = options["retries"]
+    if options["ranks"] is not None:
+        given["ranks"] = options["ranks"]
     if options["preemptible"]:
         given["preemptible"] = True
     if options["resources"] is not None:

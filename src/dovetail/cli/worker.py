@@ -126,6 +126,11 @@ SIGTERM).
     metavar="TIME",
     help="Leave a job this long to a worker that should rather run it; 0: take it at once.  [default: 50ms]",
 )
+@click.option(
+    "--rendezvous-host",
+    metavar="HOST",
+    help="Address of this machine for the ranks of gangs on others.  [default: that of the route to Redis]",
+)
 @click.option("--worker-id", metavar="NAME", help="Unique name.  [default: WORKER_ID, or from host and pid]")
 @click.option(
     "--recycle-jobs",

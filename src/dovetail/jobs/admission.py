@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dovetail.jobs.job import NO_RESOURCES
 from dovetail.resources.fit import Fit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dovetail.resources.free_resources import FreeResources
+    from dovetail.resources.seat import Seat
     from dovetail.resources.shape import Shape
 
 SHAPES_CACHED = 10_000
@@ -31,3 +34,22 @@ class Admission:
             fit = self._fits[shape] = Fit(shape)
         ways = fit.assignments(free)
         return free.taken(fit.seat("", ways[0])) if ways else None
+
+
+class Room(NamedTuple):
+    """Free slots and resources of a worker, now or later."""
+
+    slots: int
+    free: FreeResources
+
+    def after_start(self, shape: Shape, admission: Admission) -> Room | None:
+        """The room when a job of this shape has started; None if it does not fit."""
+        left = admission.take(shape, self.free) if self.slots > 0 else None
+        return None if left is None else Room(self.slots - 1, left)
+
+    def after_end(self, seats: Sequence[Seat], slots: int) -> Room:
+        """The room when a job with these seats and slots has ended."""
+        free = self.free
+        for seat in seats:
+            free = free.given_back(seat)
+        return Room(self.slots + slots, free)

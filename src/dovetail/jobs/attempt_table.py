@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from dovetail.jobs.isolation import PROCESS_KINDS
 from dovetail.jobs.job import Outcome
-from dovetail.jobs.running_attempt import StopReason
+from dovetail.jobs.running_attempt import AttemptKey, StopReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dovetail.jobs.running_attempt import AttemptKey, RunningAttempt
+    from dovetail.jobs.running_attempt import RunningAttempt
     from dovetail.jobs.store import Completion
     from dovetail.resources.seat import Seat
 
@@ -69,6 +69,13 @@ class AttemptTable:
                 return None
             latest = max(latest, attempt.started + attempt.timeout_s + kill_grace_s)
         return None if self.abandoned else math.ceil(1000 * (latest - now))
+
+    def of_lease(self, job_id: str, token: int) -> list[RunningAttempt]:
+        """The running attempt with this lease; of a gang, its members on this worker. Thread: any."""
+        found = self.running.get(AttemptKey(job_id, token))
+        if found is not None and found.membership is None:
+            return [found]
+        return [attempt for attempt in list(self.running.values()) if attempt.key[:2] == (job_id, token)]
 
     def refuse(self, completion: Completion) -> None:
         """Complete a claimed job that was not started."""

@@ -69,6 +69,13 @@ class ClaimReservations:
         """Whether a job that fits delays no reserved one."""
         return self._hold is None or self._hold.may_pass(record, free, slots, self._now_ms)
 
+    def may_take_gang(self, record: JobRecord) -> bool:
+        """Whether a gang takes nothing that is kept free for a job before it."""
+        return self._hold is None or order_of(record) <= self._hold.order
+
+    def reserved_workers(self) -> set[str]:
+        return {one.worker for one in self._reserved.values()}
+
     def is_held_for(self, record: JobRecord) -> bool:
         return self._hold is not None and self._hold.job_id == record.id
 

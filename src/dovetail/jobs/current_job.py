@@ -48,6 +48,8 @@ class CurrentJob:
         "attempt",
         "id",
         "queue",
+        "rank",
+        "ranks",
         "token",
         "worker",
     )
@@ -63,6 +65,9 @@ class CurrentJob:
         is_cancelled: Callable[[], bool] = _never,
         is_checkpoint_requested: Callable[[], bool] = _never,
         make_models: Callable[[], JobModels] | None = None,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.id = id
         self.attempt = attempt
@@ -73,6 +78,10 @@ class CurrentJob:
         self.queue = queue
         self.worker = worker
         self._report = report
+        self.rank = rank
+        """Which member of a gang it is, from 0."""
+        self.ranks = ranks
+        """Number of members; 1: it is no gang."""
         self._is_cancelled = is_cancelled
         self._is_checkpoint_requested = is_checkpoint_requested
         self._make_models = make_models

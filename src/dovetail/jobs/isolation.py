@@ -41,14 +41,17 @@ def timeout_of(spec: JobSpec, function: JobFunction, job_timeout_s: float | None
 
 
 def isolation_of(spec: JobSpec, shape: Shape, function: JobFunction, options: WorkerOptions) -> str:
-    """What the job says, else its function. Otherwise a process for what only a process can keep (GPUs, a limit of
-    memory, a timeout of a function that is not async), the default of the worker for the rest, and without that an
-    event loop for coroutine functions and a process for others. ConfigError: it says something that it cannot have."""
+    """What the job says, else its function. Otherwise a process for what only a process can keep (ranks of a gang,
+    GPUs, a limit of memory, a timeout of a function that is not async), the default of the worker for the rest, and
+    without that an event loop for coroutine functions and a process for others. ConfigError: it says something that it
+    cannot have."""
     said = spec.isolation or function.defaults.isolation_name
     if said is not None:
         _check(said, spec, function)
         return said
     has_timeout = timeout_of(spec, function, options.job_timeout_s) is not None
+    if shape.ranks > 1:
+        return "process"
     if options.isolation == WARM_PROCESS:
         return WARM_PROCESS
     if shape.computes_on_gpu or shape.memory_bytes or (has_timeout and not function.is_async):
@@ -61,6 +64,10 @@ def _check(said: str, spec: JobSpec, function: JobFunction) -> None:
     if said == "async" and not function.is_async:
         message = f"{spec.function} is not a coroutine function, so it cannot have isolation='async'"
         fixes: tuple[Fix, ...] = (Change({"isolation": "process"}), f"write async def {function.function.__name__}")
+        raise ConfigError(Problem(ISOLATION_PROBLEM, message, fixes=fixes))
+    if said != "process" and spec.shape.ranks > 1:
+        message = f"isolation={said!r} is not for gangs: each rank has variables of its own"
+        fixes = (Change({"isolation": "process"}),)
         raise ConfigError(Problem(ISOLATION_PROBLEM, message, fixes=fixes))
     timeout_s = timeout_of(spec, function, None)
     if said == "thread" and timeout_s is not None:

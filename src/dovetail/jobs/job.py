@@ -132,6 +132,7 @@ class JobSpec:
     priority: int = 0
     """Higher is more urgent. One step is worth 60 s of waiting."""
     shape: Shape = NO_RESOURCES
+    """What it needs; with several ranks it is a gang, and each rank needs this."""
     retries: Retries = NORMAL_RETRIES
     key: str | None = None
     """Idempotency key: while the store keeps a job with this key, another submission of it returns that job."""
@@ -189,6 +190,44 @@ class Attempt:
     peak_memory_bytes: int | None = None
 
 
+class Member(NamedTuple):
+    """A rank of a running gang."""
+
+    worker: str
+    deadline_ms: int
+    """When the lease expires, unless this worker renews it."""
+    is_sent: bool = False
+    """Whether its worker has been given the rank."""
+    has_ended: bool = False
+    """Whether its function has returned, or has saved its state after the preemption of the gang was requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """The members of a running gang, which have one lease together: it holds as long as the workers of all members that
+    have not ended renew it."""
+
+    members: tuple[Member, ...]
+    """By rank."""
+    address: str
+    """HOST:PORT at which rank 0 listens."""
+    result: bytes | None = None
+    """Of rank 0, until all members have ended."""
+    result_encoding: str = ""
+    is_preempted: bool = False
+    """Whether a member has saved its state and ended for another job."""
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The worker of each rank."""
+        return tuple(member.worker for member in self.members)
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """The earliest deadline of the members that run; None: all have ended."""
+        return min((member.deadline_ms for member in self.members if not member.has_ended), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job and what has happened to it."""
@@ -218,6 +257,8 @@ class JobRecord:
     cancel_requested: bool = False
     preempted_for: str | None = None
     """Leased: the job that this one makes room for; its preemption is requested."""
+    gang: Gang | None = None
+    """Leased: the members, if the job is a gang. `worker` is that of rank 0."""
     progress: float | None = None
     message: str = ""
     """Text of the latest progress report."""
@@ -230,6 +271,13 @@ class JobRecord:
     @property
     def id(self) -> str:
         return self.spec.id
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that run it, each once."""
+        if self.gang is not None:
+            return tuple(dict.fromkeys(self.gang.workers))
+        return () if self.worker is None else (self.worker,)
 
     @property
     def lease(self) -> Lease | None:

@@ -121,6 +121,7 @@ def job(
     preemptible: bool | None = ...,
     preemption_grace: str | float | None = ...,
     model: str | None = ...,
+    ranks: int | None = ...,
 ) -> Callable[[Callable[..., Any]], JobFunction]: ...
 
 
@@ -137,16 +138,17 @@ def job(
     preemptible: Any = None,
     preemption_grace: Any = None,
     model: Any = None,
+    ranks: Any = None,
 ) -> Any:
     """Declare a function that workers may run: `@dt.job`, `@dt.job(resources=dt.Resources(gpus=1), timeout="1h")`.
 
     The options are defaults for its jobs; `submit` overrides them. `isolation`: "process", "warm_process",
     "thread" or "async". `preemptible`: may be ended for a job of higher priority, after `preemption_grace` to save its
     state. `model`: the parameter whose value names the model that a job uses; the job then runs in a warm process that
-    holds this model, if one is idle.
+    holds this model, if one is idle. `ranks`: members of a gang, which run at once.
     """
     options = checked_job_options(
-        JobOptions(resources, queue, priority, timeout, retries, isolation, preemptible, preemption_grace, model)
+        JobOptions(resources, queue, priority, timeout, retries, isolation, preemptible, preemption_grace, model, ranks)
     )
     if function is UNSET:
         return functools.partial(_declared, options)

@@ -124,22 +124,23 @@ class Job:
         """`await job` is `await job.aresult()`."""
         return self.aresult().__await__()
 
-    def logs(self, attempt: int | None = None) -> str:
-        """The output of one attempt; by default of all, with a line before each if there are several.
+    def logs(self, attempt: int | None = None, rank: int = 0) -> str:
+        """The output of one attempt; by default of all, with a line before each if there are several. Of a gang, that
+        of one rank.
 
         It is among the files of the queue. If the queue was opened without `files`, only the output of workers of this
         machine is found.
         """
         numbers = range(1, self.record().attempt + 1) if attempt is None else [attempt]
-        texts = {number: text for number in numbers if (text := self._log(number)) is not None}
+        texts = {number: text for number in numbers if (text := self._log(number, rank)) is not None}
         if len(texts) < 2:
             return "".join(texts.values())
         return "".join(f"--- attempt {number}\n{text}" for number, text in texts.items())
 
-    def _log(self, attempt: int) -> str | None:
+    def _log(self, attempt: int, rank: int) -> str | None:
         files = self._queue.files or LocalFiles(default_log_folder())
         try:
-            return files.read(log_name(self.id, attempt)).decode(errors="replace")
+            return files.read(log_name(self.id, attempt, rank)).decode(errors="replace")
         except ConfigError:
             return None
 

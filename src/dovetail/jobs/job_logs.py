@@ -1,4 +1,4 @@
-"""Output of jobs that run in processes: one file per attempt, among the files of the queue (`payload_files.log_name`).
+"""Output of jobs that run in processes: one file per attempt and rank, among the files of the queue.
 
 If the queue keeps its files in a folder, the process writes there. Files behind a URL are uploaded when the attempt has
 ended. For a queue without files, the output stays in a folder of the worker's machine, limited in size and age.
@@ -76,9 +76,9 @@ class JobLogs:
     def folder(self) -> str:
         return self._local.location
 
-    def open(self, job_id: str, attempt: int) -> JobLog:
+    def open(self, job_id: str, attempt: int, rank: int = 0) -> JobLog:
         """A file to append to; /dev/null if the folder cannot be written."""
-        name = log_name(job_id, attempt)
+        name = log_name(job_id, attempt, rank)
         try:
             if not self._has_folder:
                 make_private_folder(self._local.location)
@@ -109,10 +109,10 @@ class JobLogs:
         finally:
             os.close(log.fd)
 
-    def read(self, job_id: str, attempt: int) -> str:
+    def read(self, job_id: str, attempt: int, rank: int = 0) -> str:
         """Output of an attempt that ran on this machine; "" if it printed nothing."""
         try:
-            return self._local.path_of(log_name(job_id, attempt)).read_text(errors="replace")
+            return self._local.path_of(log_name(job_id, attempt, rank)).read_text(errors="replace")
         except OSError:
             return ""
 

@@ -81,6 +81,8 @@ class JobCall(NamedTuple):
     """For libraries with thread pools: CPUs of its seat."""
     is_warm: bool = False
     """Whether the process waits for other jobs afterwards (`warm_process.py`)."""
+    rank: int = 0
+    ranks: int = 1
 
     def pack(self) -> bytes:
         return marshal.dumps(tuple(self))
@@ -167,6 +169,8 @@ def call_function(link: JobLink, call: JobCall, make_models: Callable[[], JobMod
         link.is_cancelled,
         link.is_checkpoint_requested,
         make_models,
+        rank=call.rank,
+        ranks=call.ranks,
     )
     try:
         return call_job(function, call.payload, call.encoding, prepared.codec, job)

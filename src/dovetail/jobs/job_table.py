@@ -54,6 +54,9 @@ class JobTable(Protocol):
     def dependants(self, job_id: str) -> list[JobRecord]:
         """Blocked jobs whose `unmet` has this job, by id."""
 
+    def assigned(self, worker: str) -> list[str]:
+        """Gangs with members that are to be sent to this worker, by id."""
+
     def due(self, now_ms: int, limit: int) -> list[JobRecord]:
         """Scheduled and leased jobs with `due_ms <= now_ms`, by (due_ms, id)."""
 
@@ -92,6 +95,9 @@ class JobTable(Protocol):
 
     def heartbeat(self, worker: str, now_ms: int, offer: Offer | None) -> bool:
         """Set the heartbeat of a worker, and its offer unless that is None; False if it is not registered."""
+
+    def put_offer(self, worker: str, offer: Offer) -> None:
+        """Replace the offer of a registered worker."""
 
     def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
         """Workers with a live offer, by id."""

@@ -19,7 +19,9 @@ NO_RESOURCES_TEXT = "one slot"
 
 def resources_text(shape: Shape) -> str:
     """What a job needs, for people: '1 GPU, 4 CPUs'."""
-    return NO_RESOURCES_TEXT if shape == NO_RESOURCES else shape.describe()
+    if shape.rank == NO_RESOURCES:
+        return NO_RESOURCES_TEXT if shape.ranks == 1 else f"{shape.ranks} ranks of ({NO_RESOURCES_TEXT})"
+    return shape.describe()
 
 
 def job_data(record: JobRecord, now_ms: int) -> dict[str, Any]:
@@ -45,6 +47,8 @@ def job_data(record: JobRecord, now_ms: int) -> dict[str, Any]:
         "finished_ms": record.finished_ms,
         "seconds": seconds_in_state(record, now_ms),
         "worker": record.worker,
+        "ranks": spec.shape.ranks,
+        "rank_workers": [] if record.gang is None else list(record.gang.workers),
         "attempt": record.attempt,
         "progress": record.progress,
         "message": record.message,

@@ -81,12 +81,12 @@ class LeaseRenewal:
         return self._renewed_at + MIN_INTERVAL_S - time.monotonic()
 
     def collect(self) -> list[Renewal]:
-        """A renewal for every running attempt, with its progress if that has changed."""
+        """A renewal for every running attempt, with its progress if that has changed; of a gang, that of rank 0."""
         self._renewed_at = time.monotonic()
         found = []
         for attempt in list(self._table.running.values()):
-            job_id, token = attempt.key
-            if attempt.reported:
+            job_id, token, _ = attempt.key
+            if attempt.reported or attempt.key.rank:
                 found.append(Renewal(job_id, token))
             else:
                 attempt.reported = True  # before it is read: a report in between is sent again
@@ -96,17 +96,16 @@ class LeaseRenewal:
     def give_back(self, renewals: Sequence[Renewal]) -> None:
         """They were not sent: send their progress with the next ones."""
         for renewal in renewals:
-            attempt = self._table.running.get((renewal.job_id, renewal.token))
-            if attempt is not None and (renewal.progress is not None or renewal.message is not None):
-                attempt.reported = False
+            if renewal.progress is not None or renewal.message is not None:
+                for attempt in self._table.of_lease(renewal.job_id, renewal.token):
+                    attempt.reported = False
 
     def apply(self, reply: Reply) -> None:
         """Stop attempts that were cancelled or preempted, and those whose lease is lost. An attempt that has just ended
         is not running any more: its refused renewal means nothing."""
         running = self._table.running
         for key in reply.refused:
-            attempt = running.get((key.job_id, key.token))
-            if attempt is not None:
+            for attempt in self._table.of_lease(key.job_id, key.token):
                 self._stop(attempt, StopReason.LEASE_LOST, LEASE_LOST)
         for ids, reason in ((reply.cancelled, StopReason.CANCELLED), (reply.preempted, StopReason.PREEMPTED)):
             if ids:

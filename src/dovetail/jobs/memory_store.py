@@ -159,6 +159,9 @@ class MemoryStore:
     def now_ms(self) -> int:
         return self._clock_ms()
 
+    def local_host(self) -> str:
+        return "127.0.0.1"
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -206,6 +209,7 @@ class MemoryTable:
         self._leases: dict[str, int] = {}
         self._passes: dict[str, int] = {}
         """Job -> when it was passed over, oldest first."""
+        self._assigned: dict[str, set[str]] = {}
         self._schedules: dict[str, Schedule] = {}
 
     def records(self) -> Iterable[JobRecord]:
@@ -229,6 +233,8 @@ class MemoryTable:
         if record.due_ms is not None and (before is None or before.due_ms != record.due_ms):
             heappush(self._times, (record.due_ms, job_id))
         self._count_leases(before, record)
+        if record.gang is not None or (before is not None and before.gang is not None):
+            self._index_members(before, record)
         if record.state is JobState.READY:
             bucket = self._buckets.setdefault(record.spec.queue, {}).get(record.shape)
             if bucket is None:
@@ -247,6 +253,9 @@ class MemoryTable:
 
     def dependants(self, job_id: str) -> list[JobRecord]:
         return [self._records[other] for other in sorted(self._dependants.get(job_id, ()))]
+
+    def assigned(self, worker: str) -> list[str]:
+        return sorted(self._assigned.get(worker, ()))
 
     def due(self, now_ms: int, limit: int) -> list[JobRecord]:
         found: dict[str, JobRecord] = {}
@@ -328,6 +337,11 @@ class MemoryTable:
         self._workers[worker] = replace(known, heartbeat_ms=now_ms, offer=offer or known.offer)
         return True
 
+    def put_offer(self, worker: str, offer: Offer) -> None:
+        known = self._workers.get(worker)
+        if known is not None:
+            self._workers[worker] = replace(known, offer=offer)
+
     def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
         return [
             OfferingWorker(name, worker.queues, worker.offer)
@@ -363,6 +377,14 @@ class MemoryTable:
                 self._leases[record.worker] = count
             else:
                 del self._leases[record.worker]
+
+    def _index_members(self, before: JobRecord | None, after: JobRecord) -> None:
+        for worker in unsent_workers(before):
+            self._assigned[worker].discard(after.id)
+            if not self._assigned[worker]:
+                del self._assigned[worker]
+        for worker in unsent_workers(after):
+            self._assigned.setdefault(worker, set()).add(after.id)
 
     def _index_dependencies(self, before: JobRecord | None, after: JobRecord) -> None:
         old = set(before.unmet) if before is not None and before.state is JobState.BLOCKED else set()
@@ -402,6 +424,13 @@ class MemoryBucket:
     def _is_current(self, record: JobRecord) -> bool:
         ready_here = record.state is JobState.READY and record.shape == self._shape
         return ready_here and order_of(record) == self._heap[0]
+
+
+def unsent_workers(record: JobRecord | None) -> set[str]:
+    """Workers with members of a gang that they have not been given."""
+    if record is None or record.gang is None:
+        return set()
+    return {member.worker for member in record.gang.members if not member.is_sent}
 
 
 def content_bytes(record: JobRecord) -> int:

@@ -63,9 +63,9 @@ def new_name(owner: str = "") -> str:
     return f"{owner_folder(owner or secrets.token_hex(16))}/{secrets.token_hex(8)}"
 
 
-def log_name(job_id: str, attempt: int) -> str:
-    """Name of the file with the output of an attempt."""
-    return f"{owner_folder(job_id)}/{attempt}.log"
+def log_name(job_id: str, attempt: int, rank: int = 0) -> str:
+    """Name of the file with the output of an attempt; of a gang, with that of one rank."""
+    return f"{owner_folder(job_id)}/{attempt}.{rank}.log" if rank else f"{owner_folder(job_id)}/{attempt}.log"
 
 
 def owner_folder(owner: str) -> str:

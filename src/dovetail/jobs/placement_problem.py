@@ -50,12 +50,25 @@ def placement_problem(queue: str, shape: Shape, workers: Sequence[WorkerInfo]) -
         return Problem(NO_WORKER, message, evidence, fixes)
     if shape == NO_RESOURCES:
         return None
-    fit = Fit(shape)
-    lines = []
+    if shape.rank == NO_RESOURCES:
+        slots = sum(worker.slots for worker in serving)
+        if slots >= shape.ranks:
+            return None
+        message = f"no worker can run this: it has {shape.ranks} ranks, and the workers of its queue have {slots} slots"
+        return Problem(NO_WORKER, message, fixes=(f"ranks={slots}", "start another worker")) if slots else None
+    fit = Fit(shape.rank)
+    lines, fitting = [], 0
     for worker in serving:
         node = worker_node(worker.details)
-        if node is None or fit.assignments(free := NodeKind(node).untouched()):
+        if node is None:
             return None
+        free = NodeKind(node).untouched()
+        fitting += fit.capacity(free)
+        if fitting >= shape.ranks:
+            return None
+        if fit.assignments(free):
+            lines.append(f"{worker.id} has {node.spec(exact=False)}: {fit.capacity(free)} of {shape.ranks} ranks fit")
+            continue
         reasons = "; ".join(misfit_reasons(fit, free)) or "does not fit"
         lines.append(f"{worker.id} has {node.spec(exact=False)}: {reasons}")
     if len(lines) > WORKERS_SHOWN:

@@ -15,10 +15,9 @@ from dovetail.jobs.ordering import order_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from dovetail.jobs.admission import Admission
+    from dovetail.jobs.admission import Admission, Room
     from dovetail.jobs.job import JobRecord
     from dovetail.jobs.store import PreemptibleJob
-    from dovetail.resources.free_resources import FreeResources
 
 
 class Candidate(NamedTuple):
@@ -26,25 +25,6 @@ class Candidate(NamedTuple):
 
     record: JobRecord
     held: PreemptibleJob
-
-
-class Room(NamedTuple):
-    """Free slots and resources of a worker, now or later."""
-
-    slots: int
-    free: FreeResources
-
-    def after_end(self, held: PreemptibleJob) -> Room:
-        """The room when this job has ended."""
-        free = self.free
-        for seat in held.seats:
-            free = free.given_back(seat)
-        return Room(self.slots + held.slots, free)
-
-    def after_start(self, record: JobRecord, admission: Admission) -> Room | None:
-        """The room when this job has started; None if it does not fit."""
-        left = admission.take(record.shape, self.free) if self.slots > 0 else None
-        return None if left is None else Room(self.slots - 1, left)
 
 
 class KeptRoom:
@@ -60,7 +40,7 @@ class KeptRoom:
         self.waiting: list[JobRecord] = []
         later = self._later(room)
         for record in sorted(waiting, key=order_of):
-            left = later.after_start(record, admission)
+            left = later.after_start(record.shape, admission)
             if left is not None:  # otherwise the worker has less than it had: others need not wait for that
                 later = left
                 self.waiting.append(record)
@@ -72,7 +52,7 @@ class KeptRoom:
     def take_startable(self, room: Room, may_start: Callable[[JobRecord], bool]) -> tuple[JobRecord, Room] | None:
         """Take out the first waiting job that fits now; answer it, and the room after its start."""
         for record in self.waiting:
-            left = room.after_start(record, self._admission) if may_start(record) else None
+            left = room.after_start(record.shape, self._admission) if may_start(record) else None
             if left is None:
                 continue
             before, self.waiting = self.waiting, [one for one in self.waiting if one is not record]
@@ -90,7 +70,7 @@ class KeptRoom:
         """The room when the ending jobs have ended and the waiting ones have started; None if they do not fit."""
         later = self._later(room)
         for record in self.waiting:
-            after = later.after_start(record, self._admission)
+            after = later.after_start(record.shape, self._admission)
             if after is None:
                 return None
             later = after
@@ -98,7 +78,7 @@ class KeptRoom:
 
     def _later(self, room: Room) -> Room:
         for candidate in self._ending:
-            room = room.after_end(candidate.held)
+            room = room.after_end(candidate.held.seats, candidate.held.slots)
         return room
 
 
@@ -112,8 +92,8 @@ def choose_preempted(
     def suffices(chosen: Iterable[Candidate]) -> bool:
         later = room
         for candidate in chosen:
-            later = later.after_end(candidate.held)
-        return later.after_start(job, admission) is not None
+            later = later.after_end(candidate.held.seats, candidate.held.slots)
+        return later.after_start(job.shape, admission) is not None
 
     if suffices(()) or not suffices(lower):
         return []

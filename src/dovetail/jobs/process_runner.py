@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dovetail.jobs.job_process import ProcessSetup
     from dovetail.jobs.model_ledger import ModelLedger
     from dovetail.jobs.payload_codec import PayloadCodec
-    from dovetail.jobs.running_attempt import AttemptKey, CompletionSink
+    from dovetail.jobs.running_attempt import AttemptKey, CompletionSink, Membership
     from dovetail.jobs.worker_capacity import WorkerCapacity
     from dovetail.resources.seat import Seat
 
@@ -134,6 +134,7 @@ class ProcessRunner:
         logs: JobLogs,
         sink: CompletionSink,
         environment_of: Callable[[Seat | None], dict[str, str]],
+        member_environment: Callable[[Membership], dict[str, str]],
         capacity: WorkerCapacity,
         models: ModelLedger,
         codec: PayloadCodec,
@@ -143,13 +144,15 @@ class ProcessRunner:
         recycle_bytes: int | None = None,
         on_start_failed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`environment_of`: variables of a seat. `recycle_jobs`, `recycle_bytes`: end a warm process after this many
-        jobs, or above this memory without its models; the fork server is replaced after `recycle_jobs`, too.
-        `on_start_failed`: called with the reason when a process could not be started; its attempt is given back."""
+        """`environment_of`: variables of a seat; `member_environment`: of a rank of a gang. `recycle_jobs`,
+        `recycle_bytes`: end a warm process after this many jobs, or above this memory without its models; the fork
+        server is replaced after `recycle_jobs`, too. `on_start_failed`: called with the reason when a process could not
+        be started; its attempt is given back."""
         self._setup = setup.pack()
         self._logs = logs
         self._sink = sink
         self._environment_of = environment_of
+        self._member_environment = member_environment
         self._capacity = capacity
         self._models = models
         self._environments: dict[Seat | None, dict[str, str]] = {}
@@ -282,7 +285,7 @@ class ProcessRunner:
             self._sink.finish(attempt, attempt.stopped())
             return
         self._next_check = min(self._next_check, time.monotonic() + CHECK_INTERVAL_S)
-        environment = self._environment(attempt.seat)
+        environment = self._environment(attempt)
         if attempt.isolation == WARM_PROCESS:
             process = self._warm.take(attempt, environment)
             if process is not None:
@@ -298,7 +301,7 @@ class ProcessRunner:
         ours.setblocking(False)
         self._numbers += 1
         number = self._numbers
-        log = self._logs.open(attempt.spec.id, attempt.attempt)
+        log = self._logs.open(attempt.spec.id, attempt.attempt, attempt.key.rank)
         process = JobProcess(number, attempt, server, Channel(ours), log, environment)
         if attempt.isolation == WARM_PROCESS:
             process.host = self._models.add_host(_ProcessHost(process, self._post))
@@ -328,6 +331,8 @@ class ProcessRunner:
             spec.queue,
             _thread_count(process.environment),
             attempt.isolation == WARM_PROCESS,
+            attempt.key.rank,
+            spec.shape.ranks,
         )
 
     def _run_again(self, process: JobProcess, attempt: RunningAttempt) -> None:
@@ -363,7 +368,12 @@ class ProcessRunner:
     def _model_bytes(self, process: JobProcess) -> int:
         return 0 if process.host is None else self._models.host_bytes(process.host)
 
-    def _environment(self, seat: Seat | None) -> dict[str, str]:
+    def _environment(self, attempt: RunningAttempt) -> dict[str, str]:
+        if attempt.membership is not None:
+            return self._member_environment(attempt.membership)
+        return self._seat_environment(attempt.seat)
+
+    def _seat_environment(self, seat: Seat | None) -> dict[str, str]:
         """One object per seat. The environment of a seat does not change while the worker runs."""
         found = self._environments.get(seat)
         if found is None:
@@ -380,7 +390,7 @@ class ProcessRunner:
             self._close_if_unused(server)
             server = None
         if server is None:
-            plain = self._environment(None)
+            plain = self._seat_environment(None)
             client = ForkServerClient(NO_BREADCRUMBS, server_environment(plain, os.environ), PROGRAM)
             server = self._server = Server(client)
             client.prepare(self._setup)
@@ -584,8 +594,9 @@ class ProcessRunner:
         is_memory = kind is LossCause.OUT_OF_MEMORY
         shape = next_shape(attempt.shape, peak_bytes, self._memory_limit_bytes) if is_memory else None
         return Completion(
-            *attempt.key,
+            *attempt.key[:2],
             Outcome.OUT_OF_MEMORY if is_memory else Outcome.LOST,
+            rank=attempt.key.rank,
             error=cause or f"the process of the job ended without a result: {text}",
             shape=shape,
             exit_code=os.waitstatus_to_exitcode(status),

@@ -188,6 +188,7 @@ class Queue:
         isolation: str | None = ...,
         preemptible: bool | None = ...,
         preemption_grace: str | float | None = ...,
+        ranks: int | None = ...,
         kwargs: Mapping[str, Any] | None = ...,
         **named: Any,
     ) -> JobSchedule: ...
@@ -212,6 +213,7 @@ class Queue:
         isolation: str | None = ...,
         preemptible: bool | None = ...,
         preemption_grace: str | float | None = ...,
+        ranks: int | None = ...,
         kwargs: Mapping[str, Any] | None = ...,
         **named: Any,
     ) -> Job: ...
@@ -236,6 +238,7 @@ class Queue:
         isolation: Any = UNSET,
         preemptible: Any = UNSET,
         preemption_grace: Any = UNSET,
+        ranks: Any = UNSET,
         kwargs: Any = None,
         **named: Any,
     ) -> Any:
@@ -254,7 +257,8 @@ class Queue:
         which another submission replaces, unless `key` names another. `isolation`: "process", "warm_process", "thread"
         or "async".
         `preemptible`: may be ended, without a charge, for a job of higher priority, after `preemption_grace` (duration)
-        to save its state.
+        to save its state. `ranks`: members of a gang: as many processes run at once, on one or several workers, and
+        `resources` is what each needs.
         """
         given = {
             "resources": resources,
@@ -272,6 +276,7 @@ class Queue:
             "isolation": isolation,
             "preemptible": preemptible,
             "preemption_grace": preemption_grace,
+            "ranks": ranks,
         }
         options = {name: value for name, value in given.items() if value is not UNSET}
         submission, keywords = prepare(function, options, named, self.default_queue, (args, kwargs), self.codec)

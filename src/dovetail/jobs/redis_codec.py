@@ -13,7 +13,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from dovetail.jobs.free_vector import free_from_text, free_to_text
-from dovetail.jobs.job import NO_RESOURCES, Attempt, JobRecord, JobSpec, JobState, Lease, Outcome
+from dovetail.jobs.job import NO_RESOURCES, Attempt, Gang, JobRecord, JobSpec, JobState, Lease, Member, Outcome
 from dovetail.jobs.memory_store import stats_of
 from dovetail.jobs.serialization import (
     schedule_from_text,
@@ -24,6 +24,7 @@ from dovetail.jobs.serialization import (
 )
 from dovetail.jobs.store import (
     ClaimedJob,
+    GangPlace,
     LeaseId,
     Offer,
     QueueSettings,
@@ -45,7 +46,7 @@ SPECS_CACHED = 1_000
 SPEC_CACHED_BYTES = 4_096
 """Longer specifications are not cached."""
 _NUMBERS = Struct(">6i")
-_PLAIN_END = ("", "", False, 0.0, None, None, None, None)
+_PLAIN_END = ("", "", False, 0.0, None, None, None, None, 0)
 _dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 
 
@@ -84,11 +85,12 @@ def _completion_row(completion: Completion) -> tuple[object, ...]:
     size = False if result is None else len(result)
     if tuple(rest) == _PLAIN_END:
         return job_id, token, outcome, size, encoding
-    error, traceback, final, jitter, shape, exit_code, cpu_ms, peak_memory_bytes = rest
+    error, traceback, final, jitter, shape, exit_code, cpu_ms, peak_memory_bytes, rank = rest
     return (
         *(job_id, token, outcome, size, encoding, error or False, traceback or False, final, jitter),
         False if shape is None else shape_to_text(shape),
         *(False if number is None else number for number in (exit_code, cpu_ms, peak_memory_bytes)),
+        rank,
     )
 
 
@@ -101,7 +103,8 @@ def _renewal_row(renewal: Any) -> tuple[object, ...]:
 
 def _claim_text(claim: Claim) -> str:
     held, ends_in_ms = [_held_row(item) for item in claim.preemptible], _number_text(claim.ends_in_ms)
-    return f"{claim.slots},{_dumps(claim.queues)},{claim.placement_delay_ms},{_dumps(held)},{ends_in_ms}"
+    head = f"{claim.slots},{_dumps(claim.queues)},{claim.placement_delay_ms}"
+    return f"{head},{_dumps(held)},{ends_in_ms},{_dumps(claim.address)}"
 
 
 def _held_row(held: PreemptibleJob) -> tuple[object, ...]:
@@ -123,10 +126,11 @@ def _free_data(free: FreeResources) -> bytes:
 
 
 def reply_from(data: list[Any], request: Exchange) -> Reply:
-    now_ms, known, next_ms, refused, cancelled, preempted, schedules, numbers, texts = data
+    now_ms, known, next_ms, refused, cancelled, preempted, schedules, numbers, texts, members = data
+    claimed = () if request.claim is None else _claimed_jobs(numbers, texts, now_ms + request.lease_ms)
     return Reply(
         now_ms,
-        () if request.claim is None else _claimed_jobs(numbers, texts, now_ms + request.lease_ms),
+        _with_members(claimed, members) if members else claimed,
         [LeaseId(to_text(job_id), token) for job_id, token in zip(refused[::2], refused[1::2], strict=True)],
         [to_text(job_id) for job_id in cancelled],
         [to_text(job_id) for job_id in preempted],
@@ -160,6 +164,24 @@ def _claimed_jobs(numbers: bytes, texts: bytes, deadline_ms: int) -> list[Claime
     return jobs
 
 
+def _with_members(jobs: Sequence[ClaimedJob], rows: list[list[Any]]) -> list[ClaimedJob]:
+    """With the members of gangs at their positions among the jobs."""
+    found: list[ClaimedJob] = []
+    taken = 0
+    for position, *row in rows:
+        found += [*jobs[taken:position], _member_from(row)]
+        taken = position
+    return [*found, *jobs[taken:]]
+
+
+def _member_from(row: list[Any]) -> ClaimedJob:
+    """As `member_row` in gangs.lua writes it."""
+    job_id, text, payload, shape, token, attempt, rank, deadline_ms, address, workers = row
+    spec = spec_from_text(to_text(job_id), to_text(text), payload)
+    place = GangPlace(to_text(address), tuple(map(to_text, workers)))
+    return ClaimedJob(spec, _shape_from(shape), Lease(spec.id, token, attempt, deadline_ms), rank, place)
+
+
 def _spec_parts(text: bytes) -> tuple[str, tuple[Any, ...]]:
     """Function, and all that follows the payload, of a specification."""
     return _cached_spec_parts(text) if len(text) <= SPEC_CACHED_BYTES else _cached_spec_parts.__wrapped__(text)
@@ -178,7 +200,7 @@ def record_from(data: list[Any]) -> JobRecord:
     """As `reply_of` in lookup.lua writes it."""
     job_id, text, payload, state, shape, submitted_ms, enqueued_ms, due_ms, token, attempt, counted_after = data[:11]
     worker, started_ms, attempts, unmet, cancel, progress, message, result, encoding, error, finished_ms = data[11:22]
-    [preempted_for] = data[22:]
+    preempted_for, gang = data[22:]
     spec = spec_from_text(to_text(job_id), to_text(text), payload or b"")
     return JobRecord(
         spec=spec,
@@ -196,6 +218,7 @@ def record_from(data: list[Any]) -> JobRecord:
         unmet=tuple(map(to_text, unmet)),
         cancel_requested=bool(cancel),
         preempted_for=None if preempted_for is None else to_text(preempted_for),
+        gang=None if gang is None else _gang_from(gang),
         progress=None if progress is None else float(progress),
         message=to_text(message),
         result=result,
@@ -203,6 +226,13 @@ def record_from(data: list[Any]) -> JobRecord:
         error=to_text(error),
         finished_ms=finished_ms,
     )
+
+
+def _gang_from(data: list[Any]) -> Gang:
+    """As `gang_of` in lookup.lua writes it."""
+    rows, address, result, encoding, is_preempted = data
+    members = (Member(to_text(row[0]), row[1], bool(row[2]), bool(row[3])) for row in rows)
+    return Gang(tuple(members), to_text(address), result, to_text(encoding), bool(is_preempted))
 
 
 def _attempt_from(data: list[Any]) -> Attempt:

@@ -19,7 +19,7 @@ from dovetail.errors import ConfigError, Problem, short_repr
 from dovetail.jobs.claim_policy import MAX_RESERVE_TRIES, PASS_KEPT_MS, RESERVE_AFTER_MS, RESERVE_AGAIN_MS
 from dovetail.jobs.job import DEFAULT_QUEUE, NORMAL_RETRIES
 from dovetail.jobs.ordering import AGEING_MS_PER_STEP, MAX_DOUBLINGS
-from dovetail.jobs.state_machine import PREEMPTIONS_KEPT
+from dovetail.jobs.state_machine import PREEMPTED, PREEMPTIONS_KEPT
 from dovetail.jobs.store import (
     DUE_PER_STEP,
     SCHEMA_VERSION,
@@ -40,21 +40,8 @@ CONNECT_TIMEOUT_S = 5.0
 MIN_SERVER_VERSION = (7, 0)
 FUNCTIONS = Path(__file__).parent / "redis_functions"
 FUNCTION_FILES = (
-    *(
-        "order",
-        "fit",
-        "records",
-        "buckets",
-        "machine",
-        "shares",
-        "placement",
-        "reservation",
-        "offers",
-        "preemption",
-        "claim",
-        "lookup",
-    ),
-    *("purge", "steps", "functions"),
+    *("order", "fit", "records", "buckets", "machine", "shares", "placement", "reservation", "offers", "preemption"),
+    *("gangs", "claim", "lookup", "purge", "steps", "functions"),
 )
 SHAPES_CACHED = 1_000
 FREE_VECTORS_CACHED = 5_000
@@ -78,6 +65,7 @@ def library() -> tuple[str, str]:
         "max_reserve_tries": MAX_RESERVE_TRIES,
         "worker_forgotten_ms": WORKER_FORGOTTEN_MS,
         "lease_expired": LEASE_EXPIRED,
+        "preempted": PREEMPTED,
         "shapes_cached": SHAPES_CACHED,
         "free_vectors_cached": FREE_VECTORS_CACHED,
     }

@@ -233,6 +233,15 @@ class RedisStore:
         now_ms: int = self._server.call(b"now")
         return now_ms
 
+    def local_host(self) -> str:
+        """That of the route to the server."""
+        link = self._server.connect()
+        try:
+            name = link.socket.getsockname()
+        finally:
+            link.disconnect()
+        return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

@@ -6,10 +6,13 @@ import random
 import time
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from dovetail.engines.local.worker_environment import rendezvous_variables
 from dovetail.jobs.job import Outcome
+from dovetail.jobs.state_machine import PREEMPTED
 from dovetail.jobs.store import Completion
+from dovetail.resources.seat import Seat
 from dovetail.resources.shape import ShapeKind
 
 if TYPE_CHECKING:
@@ -18,8 +21,7 @@ if TYPE_CHECKING:
     from dovetail.jobs.job import JobSpec
     from dovetail.jobs.job_call import Ending
     from dovetail.jobs.job_function import JobFunction
-    from dovetail.jobs.store import ClaimedJob
-    from dovetail.resources.seat import Seat
+    from dovetail.jobs.store import ClaimedJob, GangPlace
     from dovetail.resources.shape import Shape
 
 MEMORY_GROWTH = 2
@@ -28,8 +30,30 @@ PEAK_HEADROOM_PERCENT = 150
 """Percentage of the peak that is requested if a job had requested no memory, or less."""
 
 NOT_PREEMPTED = "JobPreempted was raised, but dt.current_job().checkpoint_requested was not true"
-AttemptKey = tuple[str, int]
-"""Job id and fencing token."""
+
+
+class AttemptKey(NamedTuple):
+    """What a worker runs: an attempt, or a member of a gang."""
+
+    job_id: str
+    token: int
+    rank: int = 0
+
+
+class Membership(NamedTuple):
+    """A rank of a gang on this worker."""
+
+    rank: int
+    gang: GangPlace
+    seats: tuple[Seat | None, ...]
+    """Of the ranks of the gang on this worker."""
+    local_rank: int
+    """Its place among them."""
+
+    def variables(self) -> dict[str, str]:
+        """Rendezvous variables, named as by torchrun. A worker counts as a node."""
+        host, _, port = self.gang.address.rpartition(":")
+        return rendezvous_variables([Seat(worker) for worker in self.gang.workers], self.rank, int(port), host)
 
 
 class StopReason(Enum):
@@ -70,6 +94,7 @@ class RunningAttempt:
         "isolation",
         "key",
         "looks_at_checkpoint",
+        "membership",
         "message",
         "pid",
         "progress",
@@ -84,11 +109,19 @@ class RunningAttempt:
     )
 
     def __init__(
-        self, claimed: ClaimedJob, seat: Seat | None, function: JobFunction, isolation: str, timeout_s: float | None
+        self,
+        claimed: ClaimedJob,
+        seat: Seat | None,
+        function: JobFunction,
+        isolation: str,
+        timeout_s: float | None,
+        membership: Membership | None = None,
     ) -> None:
         self.spec: JobSpec = claimed.spec
         self.shape: Shape = claimed.shape
-        self.key: AttemptKey = (claimed.lease.job_id, claimed.lease.token)
+        self.key = AttemptKey(claimed.lease.job_id, claimed.lease.token, claimed.rank)
+        self.membership = membership
+        """Of a gang."""
         self.attempt = claimed.lease.attempt
         self.seat = seat
         """None: a job that declares no resources."""
@@ -153,16 +186,17 @@ class RunningAttempt:
         """The function has returned or raised."""
         outcome = ending.outcome
         if outcome is Outcome.SUCCEEDED:
-            job_id, token = self.key
-            return Completion(job_id, token, outcome, ending.result, ending.encoding, cpu_ms=cpu_ms)
+            job_id, token, rank = self.key
+            return Completion(job_id, token, outcome, ending.result, ending.encoding, cpu_ms=cpu_ms, rank=rank)
         if self.stop_reason is not None and outcome in (Outcome.ERROR, Outcome.PREEMPTED) and not ending.final:
             return self.stopped(cpu_ms=cpu_ms, traceback=ending.traceback)
         if outcome is Outcome.PREEMPTED:
             outcome, ending = Outcome.ERROR, ending._replace(error=NOT_PREEMPTED)
         shape = next_shape(self.shape, on_gpu=ending.on_gpu) if outcome is Outcome.OUT_OF_MEMORY else None
         return Completion(
-            *self.key,
+            *self.key[:2],
             outcome,
+            rank=self.key.rank,
             error=ending.error,
             traceback=ending.traceback,
             final=ending.final,
@@ -185,8 +219,9 @@ class RunningAttempt:
         assert self.stop_reason is not None
         outcome = self.stop_reason.outcome
         return Completion(
-            *self.key,
+            *self.key[:2],
             outcome,
+            rank=self.key.rank,
             error=error or self.stop_text(),
             traceback=traceback,
             jitter=random.random(),  # noqa: S311
@@ -203,7 +238,7 @@ class RunningAttempt:
             case StopReason.SHUTDOWN:
                 return "its worker was stopped; this attempt does not count"
             case StopReason.PREEMPTED:
-                return "it made room for a job of higher priority; this attempt does not count"
+                return PREEMPTED
             case StopReason.CANCELLED:
                 return ""
             case _:
@@ -211,7 +246,7 @@ class RunningAttempt:
 
     def released(self) -> Completion:
         """It has not begun, and is given back."""
-        return Completion(*self.key, Outcome.RELEASED)
+        return Completion(*self.key[:2], Outcome.RELEASED, rank=self.key.rank)
 
 
 class CompletionSink(Protocol):

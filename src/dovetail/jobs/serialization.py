@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dovetail.jobs.job import NO_RESOURCES, Attempt, DependencyPolicy, JobSpec, Outcome, Retries
+from dovetail.jobs.job import NO_RESOURCES, Attempt, DependencyPolicy, Gang, JobSpec, Member, Outcome, Retries
 from dovetail.jobs.store import Schedule, WorkerInfo
 from dovetail.resources.shape import Shape
 
@@ -83,6 +83,24 @@ def spec_from_text(job_id: str, text: str, payload: bytes = b"") -> JobSpec:
     if "if_dependency_fails" in known:
         known["if_dependency_fails"] = DependencyPolicy(known["if_dependency_fails"])
     return JobSpec(id=job_id, function=data["function"], payload=payload, **known)
+
+
+# --- gangs
+
+
+def gang_to_text(gang: Gang | None) -> str | None:
+    if gang is None:
+        return None
+    result = None if gang.result is None else b64encode(gang.result).decode()
+    return _dumps([gang.members, gang.address, result, gang.result_encoding, gang.is_preempted])
+
+
+def gang_from_text(text: str | None) -> Gang | None:
+    if not text:
+        return None
+    members, address, result, encoding, is_preempted = json.loads(text)
+    content = None if result is None else b64decode(result)
+    return Gang(tuple(Member(*member) for member in members), address, content, encoding, is_preempted)
 
 
 # --- attempts

@@ -63,7 +63,8 @@ CREATE TABLE jobs (
     function TEXT NOT NULL,
     schedule TEXT,
     attempts TEXT,
-    preempted_for TEXT
+    preempted_for TEXT,
+    gang TEXT
 );
 CREATE INDEX jobs_by_state ON jobs (state, id);
 CREATE INDEX ready_jobs ON jobs (bucket, order_key, id, enqueued_ms) WHERE state = {READY};
@@ -90,6 +91,7 @@ CREATE TABLE reservations (
 ) WITHOUT ROWID;
 CREATE TABLE passes (job TEXT PRIMARY KEY, passed_ms INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX passes_by_time ON passes (passed_ms);
+CREATE TABLE assigned (worker TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY (worker, job)) WITHOUT ROWID;
 CREATE TABLE awaited (job TEXT NOT NULL, waiter TEXT NOT NULL, PRIMARY KEY (job, waiter)) WITHOUT ROWID;
 CREATE TABLE clocks (boot TEXT PRIMARY KEY, offset_ms INTEGER NOT NULL);
 CREATE TABLE numbers (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -97,9 +99,9 @@ INSERT INTO numbers VALUES ('next_seq', 1), ('next_bucket', 1), ('topology', 0),
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
-"""`bytes`: of payload and result. `passes`: jobs that a claim has left to a better worker. `awaited`: which waiter to
-wake when a job finishes. `topology` changes with the rows of `workers`, but for heartbeats and offers. `latest_ms`: at
-or after the store's time so far."""
+"""`bytes`: of payload and result. `passes`: jobs that a claim has left to a better worker. `assigned`: gangs with
+members that are to be sent to a worker. `awaited`: which waiter to wake when a job finishes. `topology` changes with
+the rows of `workers`, but for heartbeats and offers. `latest_ms`: at or after the store's time so far."""
 
 
 def is_ready_for_use(db: sqlite3.Connection, path: str) -> bool:

@@ -243,6 +243,9 @@ class SqliteStore:
         assert offset_ms is not None
         return BootClock(offset_ms)()
 
+    def local_host(self) -> str:
+        return "127.0.0.1"
+
     def close(self) -> None:
         with self._lock:
             if self._closed:

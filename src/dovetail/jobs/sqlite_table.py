@@ -16,10 +16,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dovetail.jobs.job import JobRecord, JobSpec, JobState
+from dovetail.jobs.memory_store import unsent_workers
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.serialization import (
     attempts_from_text,
     attempts_to_text,
+    gang_from_text,
+    gang_to_text,
     schedule_from_text,
     schedule_to_text,
     shape_from_text,
@@ -28,7 +31,7 @@ from dovetail.jobs.serialization import (
     spec_to_text,
 )
 from dovetail.jobs.sqlite_schema import LEASED, READY, STATE_NUMBERS, STATES
-from dovetail.jobs.sqlite_workers import put_heartbeat, put_worker, read_offering_workers, read_workers
+from dovetail.jobs.sqlite_workers import put_heartbeat, put_offer, put_worker, read_offering_workers, read_workers
 from dovetail.jobs.store import PLAIN_QUEUE, QueueSettings, Reservation, purgeable_states
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ Row = tuple[Any, ...]
 JOB_COLUMNS = (
     "seq, id, state, bucket, submitted_ms, enqueued_ms, due_ms, token, attempt, counted_after, worker, started_ms,"
     " finished_ms, cancel_requested, progress, message, result_encoding, error, unmet, attempts,"
-    " bytes, preempted_for"
+    " bytes, preempted_for, gang"
 )
 _INSERT = """INSERT INTO jobs (
     seq, id, state, bucket, order_key, submitted_ms, enqueued_ms, due_ms, token, attempt, counted_after, worker,
@@ -60,9 +63,9 @@ _INSERT = """INSERT INTO jobs (
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _UPDATE = """UPDATE jobs SET state = ?, bucket = ?, order_key = ?, enqueued_ms = ?, due_ms = ?, token = ?, attempt = ?,
     counted_after = ?, worker = ?, started_ms = ?, finished_ms = ?, cancel_requested = ?, progress = ?, message = ?,
-    result_encoding = ?, error = ?, unmet = ?, attempts = ?, bytes = ?, preempted_for = ? WHERE seq = ?"""
+    result_encoding = ?, error = ?, unmet = ?, attempts = ?, bytes = ?, preempted_for = ?, gang = ? WHERE seq = ?"""
 _RENEW = """UPDATE jobs SET due_ms = ?, progress = ?, message = ?, cancel_requested = ?, error = ?,
-    preempted_for = ? WHERE seq = ?"""
+    preempted_for = ?, gang = ? WHERE seq = ?"""
 _COUNT = """INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT (state, bucket) DO UPDATE SET jobs = jobs + excluded.jobs"""
 _HEADS = f"""SELECT {JOB_COLUMNS} FROM jobs WHERE seq IN (SELECT (
     SELECT seq FROM jobs AS ready WHERE ready.state = {READY} AND ready.bucket = counts.bucket
@@ -147,6 +150,8 @@ class SqliteTable:
             self._new_keys[record.spec.key] = job_id
         if record.state is JobState.BLOCKED or (before is not None and before.state is JobState.BLOCKED):
             self._index_dependencies(before, record)
+        if record.gang is not None or (before is not None and before.gang is not None):
+            self._index_members(before, record)
 
     def delete(self, record: JobRecord) -> None:
         self._records[record.spec.id] = None
@@ -168,6 +173,9 @@ class SqliteTable:
             return []
         self._read([other for other in found if other not in self._records])
         return [record for other in sorted(found) if (record := self._records[other]) is not None]
+
+    def assigned(self, worker: str) -> list[str]:
+        return [job for (job,) in self._db.execute("SELECT job FROM assigned WHERE worker = ? ORDER BY job", (worker,))]
 
     def due(self, now_ms: int, limit: int) -> list[JobRecord]:
         self.flush()
@@ -253,6 +261,9 @@ class SqliteTable:
 
     def heartbeat(self, worker: str, now_ms: int, offer: Offer | None) -> bool:
         return put_heartbeat(self._db, worker, now_ms, offer)
+
+    def put_offer(self, worker: str, offer: Offer) -> None:
+        put_offer(self._db, worker, offer)
 
     def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
         return read_offering_workers(self._db, now_ms)
@@ -380,20 +391,12 @@ class SqliteTable:
             *(record.counted_after, record.worker, record.started_ms, record.finished_ms, record.cancel_requested),
             *(record.progress, record.message, record.result_encoding, record.error, _unmet_text(record)),
             *(_attempts_text(record), self._payload_bytes[job_id] + len(record.result or b""), record.preempted_for),
-            self._seqs[job_id],
+            *(gang_to_text(record.gang), self._seqs[job_id]),
         )
 
     def _renewal_row(self, record: JobRecord) -> Row:
-        seq = self._seqs[record.spec.id]
-        return (
-            record.due_ms,
-            record.progress,
-            record.message,
-            record.cancel_requested,
-            record.error,
-            record.preempted_for,
-            seq,
-        )
+        row = (record.due_ms, record.progress, record.message, record.cancel_requested, record.error)
+        return *row, record.preempted_for, gang_to_text(record.gang), self._seqs[record.spec.id]
 
     def _insert(self, rows: list[Row]) -> None:
         first = self._take_numbers("next_seq", len(rows))
@@ -439,6 +442,12 @@ class SqliteTable:
             self._db.executemany(statement, rows)
         except UnicodeEncodeError:  # texts of users' errors may have lone surrogates; nothing was written of that row
             self._db.executemany(statement.replace("INSERT INTO", "INSERT OR REPLACE INTO"), map(_encodable, rows))
+
+    def _index_members(self, before: JobRecord | None, after: JobRecord) -> None:
+        old, new, job_id = unsent_workers(before), unsent_workers(after), after.spec.id
+        removed, added = ([(worker, job_id) for worker in sorted(workers)] for workers in (old - new, new - old))
+        self._db.executemany("DELETE FROM assigned WHERE worker = ? AND job = ?", removed)
+        self._db.executemany("INSERT INTO assigned VALUES (?, ?)", added)
 
     def _index_dependencies(self, before: JobRecord | None, after: JobRecord) -> None:
         job_id = after.spec.id
@@ -603,6 +612,7 @@ def record_of(row: Row, spec: JobSpec, shape: Shape, result: bytes | None = None
         unmet=tuple(json.loads(row[18])) if row[18] else (),
         attempts=attempts_from_text(row[19]) if row[19] else (),
         preempted_for=row[21],
+        gang=gang_from_text(row[22]),
         result=result,
     )
 

@@ -41,6 +41,11 @@ def put_heartbeat(db: sqlite3.Connection, worker: str, now_ms: int, offer: Offer
     return db.execute(_OFFER, values).rowcount > 0
 
 
+def put_offer(db: sqlite3.Connection, worker: str, offer: Offer) -> None:
+    values = offer.slots, free_to_text(offer.free), offer.ends_ms, worker
+    db.execute("UPDATE workers SET free_slots = ?, free = ?, ends_ms = ? WHERE id = ?", values)
+
+
 def read_offering_workers(db: sqlite3.Connection, now_ms: int) -> list[OfferingWorker]:
     """Workers with a live offer, by id."""
     rows = db.execute(f"SELECT {_OFFER_COLUMNS} FROM workers WHERE offered_ms >= ? - lease_ms ORDER BY id", (now_ms,))

@@ -22,9 +22,10 @@ from dovetail.jobs.ordering import backoff_ms
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dovetail.jobs.job import JobSpec
+    from dovetail.jobs.job import Gang, JobSpec
     from dovetail.jobs.store import Completion
 
+PREEMPTED = "it made room for a job of higher priority; this attempt does not count"
 PREEMPTIONS_KEPT = 20
 """Preempted attempts that a record keeps; their number is not limited by the retries."""
 
@@ -50,8 +51,8 @@ def submitted(now_ms: int, spec: JobSpec, unmet: Iterable[str] = (), failed: str
     return record if record.unmet else _startable(now_ms, record)
 
 
-def claimed(now_ms: int, record: JobRecord, worker: str, lease_ms: int) -> JobRecord:
-    """Leased by a worker, with a new fencing token; the attempt is charged now."""
+def claimed(now_ms: int, record: JobRecord, worker: str, lease_ms: int, gang: Gang | None = None) -> JobRecord:
+    """Leased by a worker, with a new fencing token; the attempt is charged now. `gang`: the members of a gang."""
     assert record.state is JobState.READY, record.state
     return _moved(
         record,
@@ -63,25 +64,103 @@ def claimed(now_ms: int, record: JobRecord, worker: str, lease_ms: int) -> JobRe
         started_ms=now_ms,
         progress=None,
         message="",
+        gang=gang,
     )
 
 
 def renewed(
-    now_ms: int, record: JobRecord, lease_ms: int, progress: float | None = None, message: str | None = None
+    now_ms: int,
+    record: JobRecord,
+    lease_ms: int,
+    progress: float | None = None,
+    message: str | None = None,
+    worker: str = "",
 ) -> JobRecord:
-    """The lease starts again. A progress or message that is not given stays."""
+    """The lease starts again; that of a gang for the members of this worker. A progress or message that is not given
+    stays."""
     assert record.state is JobState.LEASED, record.state
+    gang, due_ms = record.gang, now_ms + lease_ms
+    if gang is not None:
+        gang = _with_members(gang, worker, deadline_ms=due_ms)
+        due_ms = gang.deadline_ms or due_ms
     return replace(
         record,
-        due_ms=now_ms + lease_ms,
+        due_ms=due_ms,
+        gang=gang,
         progress=record.progress if progress is None else progress,
         message=record.message if message is None else message,
     )
 
 
 def completed(now_ms: int, record: JobRecord, completion: Completion) -> JobRecord:
-    """The attempt has ended, as its worker reports."""
+    """The attempt has ended, as its worker reports; of a gang, one member has."""
     assert (record.state, record.token) == (JobState.LEASED, completion.token)
+    if record.gang is not None:
+        return _member_completed(now_ms, record, record.gang, completion)
+    return _completed(now_ms, record, completion)
+
+
+def members_sent(now_ms: int, record: JobRecord, worker: str, lease_ms: int) -> JobRecord:
+    """A worker has been given its members of a gang; its part of the lease starts now."""
+    assert record.gang is not None, record.id
+    gang = _with_members(record.gang, worker, deadline_ms=now_ms + lease_ms, is_sent=True)
+    return replace(record, gang=gang, due_ms=gang.deadline_ms)
+
+
+def has_ended(record: JobRecord, completion: Completion) -> bool:
+    """Whether this member of a running gang has ended already: its worker reports it again."""
+    return record.gang is not None and record.gang.members[completion.rank].has_ended
+
+
+def has_member(record: JobRecord, worker: str, rank: int) -> bool:
+    """Whether a worker runs this rank of the job."""
+    if record.gang is None:
+        return rank == 0
+    return 0 <= rank < len(record.gang.members) and record.gang.members[rank].worker == worker
+
+
+def expired_rank(record: JobRecord) -> int:
+    """The first rank whose worker has not renewed the lease until it expired."""
+    if record.gang is None:
+        return 0
+    running = [(member.deadline_ms, rank) for rank, member in enumerate(record.gang.members) if not member.has_ended]
+    return min(running)[1]
+
+
+def _member_completed(now_ms: int, record: JobRecord, gang: Gang, completion: Completion) -> JobRecord:
+    """A gang succeeds when all of its members have, with the result of rank 0; it is preempted when all have ended
+    after that was requested. Any other end of one member ends the attempt of all."""
+    outcome, rank = completion.outcome, completion.rank
+    is_preempted = outcome is Outcome.PREEMPTED and record.preempted_for is not None
+    if outcome is not Outcome.SUCCEEDED and not is_preempted:
+        if completion.error:
+            completion = completion._replace(error=f"rank {rank} on {gang.members[rank].worker}: {completion.error}")
+        return _completed(now_ms, record, completion)
+    member = gang.members[rank]._replace(has_ended=True)
+    gang = replace(
+        gang,
+        members=(*gang.members[:rank], member, *gang.members[rank + 1 :]),
+        is_preempted=gang.is_preempted or is_preempted,
+    )
+    if rank == 0 and not is_preempted:
+        gang = replace(gang, result=completion.result, result_encoding=completion.encoding)
+    due_ms = gang.deadline_ms
+    if due_ms is not None:
+        return replace(record, gang=gang, due_ms=due_ms)
+    if gang.is_preempted:
+        completion = completion._replace(outcome=Outcome.PREEMPTED, result=None, encoding="", error=PREEMPTED)
+    else:
+        completion = completion._replace(result=gang.result, encoding=gang.result_encoding)
+    return _completed(now_ms, record, completion)
+
+
+def _with_members(gang: Gang, worker: str, **changes: Any) -> Gang:
+    """With these changes of all members of a worker."""
+    members = (member._replace(**changes) if member.worker == worker else member for member in gang.members)
+    return replace(gang, members=tuple(members))
+
+
+def _completed(now_ms: int, record: JobRecord, completion: Completion) -> JobRecord:
     match completion.outcome:
         case Outcome.RELEASED if record.cancel_requested:
             return _finished(now_ms, replace(record, attempt=record.attempt - 1), JobState.CANCELLED)
@@ -248,4 +327,5 @@ def _dependency_error(job_id: str) -> str:
 
 def _moved(record: JobRecord, state: JobState, **changes: Any) -> JobRecord:
     assert state in LEGAL_MOVES[record.state], f"job {record.id}: illegal move from {record.state} to {state}"
-    return replace(record, state=state, preempted_for=None, **changes)
+    changes = {"preempted_for": None, "gang": None, **changes}
+    return replace(record, state=state, **changes)

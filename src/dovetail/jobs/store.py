@@ -21,6 +21,11 @@ its lease ends.
 while `JobSpec.retries` allows it for that outcome, and is then a dead letter (`dead`); with 0 retries, or a completion
 that is `final`, it is `failed`.
 
+**Gangs.** A job whose shape has several ranks is a gang: one attempt, one lease and one fencing token for all ranks.
+Each worker renews it for its ranks, and it expires when one of them has not. Its members complete one by one. It
+succeeds when all have succeeded, with the result of rank 0. Any other end of one member ends the attempt; the other
+workers are woken, and the renewals and completions of their members are refused.
+
 **Order.** Ready jobs are in buckets, one per queue and shape. A claim looks at the first job of each bucket, takes the
 one with the smallest order key (`ordering.order_key`, then the id) that fits into the free resources, and repeats this
 until no slot is left or no first job fits. A bucket whose first job does not fit is not searched further.
@@ -99,10 +104,12 @@ class Completion(NamedTuple):
     exit_code: int | None = None
     cpu_ms: int | None = None
     peak_memory_bytes: int | None = None
+    rank: int = 0
+    """Of the member that has ended, if the job is a gang."""
 
 
 class Renewal(NamedTuple):
-    """A running attempt, with its progress if that has changed."""
+    """A running attempt, with its progress if that has changed. Of a gang, all members that the worker runs."""
 
     job_id: str
     token: int
@@ -144,6 +151,8 @@ class Claim:
     """Preemptible jobs that run on the worker, those whose preemption is requested included."""
     ends_in_ms: int | None = None
     """When all running jobs of the worker will have ended, by their timeouts; 0: it runs none; None: not known."""
+    address: str = ""
+    """HOST:PORT at which rank 0 of a gang can listen on this worker; "": the claim takes no gang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +167,23 @@ class Exchange:
     """Length of the leases that are renewed and claimed."""
 
 
+class GangPlace(NamedTuple):
+    """Where the ranks of a gang run."""
+
+    address: str
+    """HOST:PORT at which rank 0 listens."""
+    workers: tuple[str, ...]
+    """The worker of each rank."""
+
+
 class ClaimedJob(NamedTuple):
-    """A job for the worker that claimed it."""
+    """A job for the worker that claimed it, or a rank of a gang for the worker on which it was placed."""
 
     spec: JobSpec
     shape: Shape
     lease: Lease
+    rank: int = 0
+    gang: GangPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +206,7 @@ class Reply:
     now_ms: int
     """The store's time of the step."""
     claimed: Sequence[ClaimedJob] = ()
-    """In the order in which they were taken."""
+    """In the order in which they were taken: ranks of gangs that others have placed here first."""
     refused: Sequence[LeaseId] = ()
     """Completions and renewals whose lease is not valid any more: stop their attempts; their results are dropped."""
     cancelled: Sequence[str] = ()
@@ -311,7 +331,7 @@ class WorkerInfo:
     heartbeat_ms: int = 0
     """Time of its latest exchange."""
     leases: int = 0
-    """Jobs that it holds now."""
+    """Jobs that it holds now; a gang is held by the worker of its rank 0."""
     offer: Offer | None = None
     """None: it has not claimed since it registered."""
 
@@ -386,7 +406,11 @@ class Store(Protocol):
         4. if there is a claim: expired leases and scheduled jobs whose time has come, up to `DUE_PER_STEP`, earliest
            first;
         5. the claim. Queues that are paused or at their limit give nothing;
-        6. preemption (`preemption.py`): if the first job of a bucket fits on no live worker, and would fit on this one
+        6. gangs: a gang that is taken in the claim is placed as a whole, or not at all: rank 0 on the claiming worker,
+           as many ranks as fit there, and the rest on the offers of other live workers that serve its queue, first on
+           those that fit most of them. These workers are woken, their offers become smaller, and they get their ranks
+           at the beginning of the claim in their next exchange. A claim takes at most one gang;
+        7. preemption (`preemption.py`): if the first job of a bucket fits on no live worker, and would fit on this one
            after the end of preemptible jobs of lower priority there, their end is requested. Until it is claimed, this
            claim and those that see these jobs end leave room for it.
 
@@ -401,9 +425,10 @@ class Store(Protocol):
         """Block until there may be something to do for this worker, or the time has passed (False).
 
         Returns True at once if, since the last wait of this worker returned, another step than its own exchanges made
-        a job ready or scheduled in one of its queues (as registered), resumed a queue, set a schedule or requested the
-        cancellation of a job that it holds, or if `wake` was called. It may also return True without a reason. It does
-        not wake for times: pass a timeout that ends at `Reply.next_ms`. One thread waits for a worker at a time.
+        a job ready or scheduled in one of its queues (as registered), resumed a queue, set a schedule, requested the
+        cancellation or preemption of a job that it holds, placed ranks of a gang on it or ended a gang, or if `wake`
+        was called. It may also return True without a reason. It does not wake for times: pass a timeout that ends at
+        `Reply.next_ms`. One thread waits for a worker at a time.
         """
 
     def wake(self, worker: str) -> None:
@@ -441,6 +466,9 @@ class Store(Protocol):
 
     def now_ms(self) -> int:
         """The store's time."""
+
+    def local_host(self) -> str:
+        """Address of this machine at which the other workers of the store reach it."""
 
     def close(self) -> None:
         """Release connections and end waits. The store cannot be used afterwards."""

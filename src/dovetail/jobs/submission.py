@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from dovetail.documents.fields import is_int
 from dovetail.errors import UNSET, Change, ConfigError, Problem, Subject, nearest_word, short_repr
 from dovetail.jobs.job import DEFAULT_PREEMPTION_GRACE_MS, DEFAULT_QUEUE, DependencyPolicy, JobSpec
 from dovetail.jobs.job_function import (
@@ -26,6 +27,7 @@ from dovetail.jobs.job_id import new_job_id
 from dovetail.jobs.payload_codec import FILE, PayloadCodec, call_problems, encode_call
 from dovetail.jobs.submit_options import (
     BAD_OPTION,
+    ISOLATIONS,
     SUBMIT_OPTIONS,
     after_ids,
     at_ms,
@@ -140,7 +142,7 @@ def _template(reference: str, given: Mapping[str, Any], default_queue: str) -> J
         function=reference,
         queue=given.get("queue", default_queue),
         priority=to_priority(given.get("priority", 0)),
-        shape=to_shape(given.get("resources")),
+        shape=to_shape(given.get("resources"), given.get("ranks", 1)),
         retries=to_retries(given.get("retries")),
         key=given.get("key"),
         after=tuple(after_ids(given.get("after", ())) or ()),
@@ -294,6 +296,9 @@ def _combination_problems(given: Mapping[str, Any], cron: object, zone: object) 
         yield Problem(
             BAD_OPTION, message, fixes=(Change({"cron": "0 3 * * *", "timezone": "UTC"}), Change({"timezone": UNSET}))
         )
+    if given.get("isolation", "process") in ISOLATIONS[1:] and is_int(given.get("ranks")) and given["ranks"] > 1:
+        message = f"isolation={given['isolation']!r} is not for gangs: each rank has variables of its own"
+        yield Problem(BAD_OPTION, message, fixes=(Change({"isolation": "process"}), Change({"ranks": UNSET})))
     if "at" in given and "delay" in given:
         message = "at and delay exclude each other"
         yield Problem(BAD_OPTION, message, fixes=(Change({"delay": UNSET}), Change({"at": UNSET})))

@@ -53,6 +53,7 @@ BAD_CRON = "DT610"
 ISOLATIONS = ("process", "warm_process", "thread", "async")
 NAME_LIMIT_CHARS = 100
 KEY_LIMIT_CHARS = 500
+GANG_LIMIT = 1_000
 AFTER_LIMIT = 1_000
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,99}$"
 ID_PATTERN = r"^[0-9a-z]{1,64}$"
@@ -174,6 +175,7 @@ CRON = _cron_type("minute, hour, day of month, month, day of week; or @daily", "
 TIMEZONE = _cron_type("a name of the IANA time zone database", "Europe/Berlin", parse_zone)
 AFTER_TEXT = "jobs or ids of jobs"
 COUNT = whole(0, RETRIES_LIMIT)
+RANKS = whole(1, GANG_LIMIT)
 BACKOFF_MS = whole(0, DURATION_LIMIT_S * 1000)
 NAME = _text_of(NAME_LIMIT_CHARS, "a name of at most 100 letters, digits and _ . : -", "gpu", NAME_PATTERN)
 KEY = _text_of(KEY_LIMIT_CHARS, "a text of 1 to 500 printable characters", "train-2030-01-31")
@@ -215,6 +217,7 @@ AFTER = Type(AFTER_TEXT, [], {"type": "array", "items": {"type": "string", "patt
 
 _JOB_FIELDS = (
     Field("resources", RESOURCES_VALUE, "What one attempt needs; without it, one slot of a worker and nothing else."),
+    Field("ranks", RANKS, "Members of a gang: as many processes run at once, and `resources` is what each needs.", 1),
     Field("queue", NAME, "Queue that it waits in.", "default"),
     Field("priority", PRIORITY, "Order in its queue: one step is worth 60 s of waiting.", "normal"),
     Field("timeout", DURATION, "Limit of one attempt."),
@@ -269,6 +272,7 @@ class JobOptions:
     preemptible: bool | None = None
     preemption_grace: str | float | None = None
     model: str | None = None
+    ranks: int | None = None
 
     @property
     def of_jobs(self) -> dict[str, Any]:
@@ -283,7 +287,7 @@ class JobOptions:
 
     @property
     def shape(self) -> Shape | None:
-        return None if self.resources is None else to_shape(self.resources)
+        return None if self.resources is None and self.ranks is None else to_shape(self.resources, self.ranks or 1)
 
     @property
     def timeout_ms(self) -> int | None:
@@ -302,10 +306,11 @@ def option_problems(record: Record, values: Mapping[str, object], label: str = "
 # --- conversion; the values are valid
 
 
-def to_shape(value: Resources | Mapping[str, Any] | None) -> Shape:
+def to_shape(value: Resources | Mapping[str, Any] | None, ranks: int = 1) -> Shape:
+    """`ranks`: members of a gang, each of which needs this."""
     if value is None:
-        return NO_RESOURCES
-    return (value if isinstance(value, Resources) else Resources(**value)).shape()
+        return NO_RESOURCES if ranks == 1 else replace(NO_RESOURCES, ranks=ranks)
+    return (value if isinstance(value, Resources) else Resources(**value)).shape(ranks)
 
 
 def to_ms(value: object) -> int | None:

@@ -11,18 +11,21 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from dovetail.jobs import state_machine
+from dovetail.jobs.admission import Room
 from dovetail.jobs.claim_policy import PASS_KEPT_MS, OtherWorkers, QueueShares, placement_rank
 from dovetail.jobs.claim_reservations import ClaimReservations
 from dovetail.jobs.free_vector import shared_free
-from dovetail.jobs.job import REQUEUEABLE, JobState, Outcome
+from dovetail.jobs.gang_placement import place_gang
+from dovetail.jobs.job import REQUEUEABLE, Gang, JobState, Lease, Member, Outcome
 from dovetail.jobs.ordering import order_of
-from dovetail.jobs.preemption import Candidate, KeptRoom, Room, choose_preempted
+from dovetail.jobs.preemption import Candidate, KeptRoom, choose_preempted
 from dovetail.jobs.store import (
     DUE_PER_STEP,
     PLAIN_QUEUE,
     WORKER_FORGOTTEN_MS,
     ClaimedJob,
     Completion,
+    GangPlace,
     LeaseId,
     Offer,
     Purged,
@@ -50,7 +53,8 @@ class Effects:
     queues: set[str] = field(default_factory=set)
     """Queues in which a job became ready or was scheduled."""
     workers: set[str] = field(default_factory=set)
-    """Workers that hold a job whose cancellation was requested, or that should run a job."""
+    """Workers that hold a job whose cancellation or preemption was requested, or whose attempt has ended elsewhere, and
+    those that should run a job."""
     finished: set[str] = field(default_factory=set)
     """Jobs that finished."""
     all_workers: bool = False
@@ -69,6 +73,8 @@ class ClaimState:
     shares: QueueShares
     room: Room
     """What is left of the worker."""
+    gang_address: str
+    """Where rank 0 of the next gang listens; "": the claim takes none."""
     reservations: ClaimReservations
     kept: KeptRoom | None = None
     """Room that is kept for jobs that others are ended for."""
@@ -137,7 +143,8 @@ class Transaction:
             if record is None:
                 refused.append(LeaseId(renewal.job_id, renewal.token))
                 continue
-            self._put(state_machine.renewed(self.now_ms, record, request.lease_ms, renewal.progress, renewal.message))
+            progress = renewal.progress, renewal.message
+            self._put(state_machine.renewed(self.now_ms, record, request.lease_ms, *progress, request.worker))
             if record.cancel_requested:
                 cancelled.append(record.id)
             if record.preempted_for is not None:
@@ -220,8 +227,7 @@ class Transaction:
         if record.state is JobState.READY:
             self._release_reservation(record)
         self._put(after)
-        if after.worker is not None:
-            self.effects.workers.add(after.worker)
+        self.effects.workers.update(after.workers)
         return after.state
 
     def _release_reservation(self, record: JobRecord) -> None:
@@ -252,29 +258,44 @@ class Transaction:
         if record is None:
             known = self._table.get(completion.job_id)
             return known is not None and state_machine.is_repeated(known, completion, request.worker)
+        if not state_machine.has_member(record, request.worker, completion.rank):
+            return False
+        if state_machine.has_ended(record, completion):
+            return True
         if record.preempted_for is not None:
             self._preemptors.add(record.preempted_for)
         self._put(state_machine.completed(self.now_ms, record, completion))
+        self._wake_members(record)
         return True
+
+    def _wake_members(self, before: JobRecord) -> None:
+        """Wake the workers of a gang if its attempt has ended."""
+        after = self._table.get(before.id)
+        if before.gang is not None and (after is None or after.token != before.token or after.gang is None):
+            self.effects.workers.update(before.workers)
 
     def _handle_due(self) -> None:
         for record in self._table.due(self.now_ms, DUE_PER_STEP):
             if record.state is JobState.SCHEDULED:
                 self._put(state_machine.promoted(record))
             else:
-                lost = Completion(record.id, record.token, Outcome.LOST, error=LEASE_EXPIRED)
+                rank = state_machine.expired_rank(record)
+                lost = Completion(record.id, record.token, Outcome.LOST, error=LEASE_EXPIRED, rank=rank)
                 self._put(state_machine.expired(self.now_ms, record, lost))
+                self._wake_members(record)
 
     def _claim(self, worker: str, claim: Claim, lease_ms: int) -> tuple[list[ClaimedJob], Room]:
         """The claimed jobs, and the room that they leave for others."""
         queues = [queue for queue in dict.fromkeys(claim.queues) if not self._settings_of(queue).paused]
-        room = Room(claim.slots, claim.free)
-        if not queues or (claim.slots <= 0 and not claim.preemptible):
-            return [], room
         shares = QueueShares(queues, self._settings, self._table.leased_jobs)
+        claimed, room = self._send_members(worker, Room(claim.slots, claim.free), lease_ms)
+        if not queues or (room.slots <= 0 and not claim.preemptible):
+            return claimed, room
+        claim = replace(claim, slots=room.slots, free=room.free) if claimed else claim
         others = partial(self._other_offers, worker)
         reservations = ClaimReservations(self._table, self._admission, self.now_ms, worker, claim, others)
-        state = ClaimState(worker, claim, lease_ms, queues, shares, room, reservations)
+        state = ClaimState(worker, claim, lease_ms, queues, shares, room, claim.address, reservations)
+        state.claimed += claimed
         candidates = self._preemption_candidates(state)
         self._keep_room(state, candidates)
         if claim.slots > 0:
@@ -300,25 +321,33 @@ class Transaction:
             bucket = buckets[heads[0][1]]
             record = bucket.peek()
             assert record is not None
-            remaining = self._room_after(state, record)
-            if remaining is None:
+            if not self._try_claim(state, record):
                 _pop_head(groups, group)
                 continue
-            state.room = remaining
             bucket.pop()
-            state.claimed.append(self._lease(state, record))
             following = bucket.peek()
             if following is None:
                 _pop_head(groups, group)
             else:
                 heapreplace(heads, (order_of(following), heads[0][1]))
 
+    def _try_claim(self, state: ClaimState, record: JobRecord) -> bool:
+        """Claim the first job of a bucket, if the policies allow it and it fits."""
+        if state.shares.is_full(record.spec.queue):
+            return False
+        if record.shape.ranks > 1:
+            return self._try_claim_gang(state, record)
+        remaining = self._room_after(state, record)
+        if remaining is None:
+            return False
+        state.room = remaining
+        state.claimed.append(self._lease(state, record))
+        return True
+
     def _room_after(self, state: ClaimState, record: JobRecord) -> Room | None:
         """The room after the start of this job; None: the claim does not take it."""
-        if state.shares.is_full(record.spec.queue):
-            return None
         room, reservations = state.room, state.reservations
-        remaining = room.after_start(record, self._admission)
+        remaining = room.after_start(record.shape, self._admission)
         if remaining is None:
             reservations.on_unfit(record)
             return None
@@ -332,12 +361,12 @@ class Transaction:
         return None if is_left else remaining
 
     def _ends_ms(self, claim: Claim, claimed: Sequence[ClaimedJob]) -> int | None:
-        """When all jobs of the worker will have ended, by their timeouts; None: not known."""
+        """When all jobs of the worker will have ended, by their timeouts; None: not known, as after a gang."""
         if claim.ends_in_ms is None:
             return None
-        timeouts = [job.spec.timeout_ms for job in claimed]
+        timeouts = [job.spec.timeout_ms for job in claimed if job.gang is None]
         known = [timeout_ms for timeout_ms in timeouts if timeout_ms is not None]
-        return self.now_ms + max([claim.ends_in_ms, *known]) if len(known) == len(timeouts) else None
+        return self.now_ms + max([claim.ends_in_ms, *known]) if len(known) == len(claimed) else None
 
     def _other_offers(self, worker: str) -> list[OfferingWorker]:
         """Other workers with a live offer."""
@@ -355,6 +384,64 @@ class Transaction:
         assert lease is not None
         return ClaimedJob(after.spec, after.shape, lease)
 
+    # --- gangs
+
+    def _send_members(self, worker: str, room: Room, lease_ms: int) -> tuple[list[ClaimedJob], Room]:
+        """The ranks of gangs that other claims have placed on this worker, and the room that they leave."""
+        sent: list[ClaimedJob] = []
+        for job_id in self._table.assigned(worker):
+            record = self._table.get(job_id)
+            assert record is not None
+            assert record.gang is not None
+            unsent = [item.worker == worker and not item.is_sent for item in record.gang.members]
+            after = state_machine.members_sent(self.now_ms, record, worker, lease_ms)
+            self._put(after)
+            payload = self._table.payload(record)
+            for rank, is_unsent in enumerate(unsent):
+                if is_unsent:
+                    sent.append(self._member(after, rank, self.now_ms + lease_ms, payload))
+                    # if it does not fit any more, the worker gives it back
+                    room = room.after_start(record.shape.rank, self._admission) or room
+        return sent, room
+
+    def _try_claim_gang(self, state: ClaimState, record: JobRecord) -> bool:
+        """Place a gang, all of its ranks. False: it does not fit."""
+        if not state.gang_address or not state.reservations.may_take_gang(record):
+            return False
+        reserved = state.reservations.reserved_workers()
+        others = {
+            other.id: other.offer
+            for other in self._other_offers(state.worker)
+            if record.spec.queue in other.queues and other.id not in reserved
+        }
+        rooms = [(name, Room(offer.slots, offer.free)) for name, offer in others.items()]
+        placement = place_gang(self._admission, record.shape, state.worker, state.room, rooms)
+        if placement is None:
+            return False
+        room = placement.rooms.pop(state.worker)
+        if state.kept is not None and not state.kept.has_room_after(room):
+            return False
+        deadline_ms = self.now_ms + state.lease_ms
+        members = tuple(Member(name, deadline_ms, is_sent=name == state.worker) for name in placement.workers)
+        gang = Gang(members, state.gang_address)
+        state.shares.count(record.spec.queue)
+        after = state_machine.claimed(self.now_ms, record, state.worker, state.lease_ms, gang)
+        self._put(after)
+        for name, left in placement.rooms.items():
+            self._table.put_offer(name, others[name]._replace(slots=left.slots, free=left.free, ends_ms=None))
+            self.effects.workers.add(name)
+        self._offering = self._others = None  # the offers are smaller now
+        ranks = [rank for rank, name in enumerate(placement.workers) if name == state.worker]
+        state.claimed += [self._member(after, rank, deadline_ms, record.spec.payload) for rank in ranks]
+        state.room, state.gang_address = room, ""
+        return True
+
+    def _member(self, record: JobRecord, rank: int, deadline_ms: int, payload: bytes) -> ClaimedJob:
+        assert record.gang is not None
+        lease = Lease(record.id, record.token, record.attempt, deadline_ms)
+        place = GangPlace(record.gang.address, record.gang.workers)
+        return ClaimedJob(replace(record.spec, payload=payload), record.shape, lease, rank, place)
+
     # --- preemption
 
     def _preemption_candidates(self, state: ClaimState) -> list[Candidate]:
@@ -364,7 +451,7 @@ class Transaction:
         return [
             Candidate(record, held)
             for held, record in found
-            if record is not None and record.worker == state.worker and record.spec.preemptible
+            if record is not None and state.worker in record.workers and record.spec.preemptible
         ]
 
     def _keep_room(self, state: ClaimState, candidates: Sequence[Candidate]) -> None:
@@ -410,12 +497,14 @@ class Transaction:
         others = self._other_offers(state.worker)
         queues = [queue for queue in state.queues if not state.shares.is_full(queue)]
         heads = [record for bucket in self._table.buckets(queues, 1) if (record := bucket.peek())] if queues else []
+        heads = [record for record in heads if record.shape.ranks == 1]
         for head in sorted(heads, key=order_of):
             later = None if head.id in waiting or self._has_offer(head, others) else kept.left(state.room)
             chosen = [] if later is None else choose_preempted(self._admission, head, later, running)
             for candidate in chosen:
                 self._put(state_machine.preemption_requested(candidate.record, head.id))
                 self._preempted.append(candidate.record.id)
+                self.effects.workers.update(one for one in candidate.record.workers if one != state.worker)
                 running.remove(candidate)
             if chosen:
                 kept.keep(head, chosen)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from dovetail.jobs.running_attempt import Runner, RunningAttempt
+    from dovetail.jobs.running_attempt import Membership, Runner, RunningAttempt
     from dovetail.jobs.store import Store
     from dovetail.resources.cluster import Node
     from dovetail.resources.resources import Resources
@@ -68,8 +68,10 @@ class Worker:
     `dt.Resources`, or a specification such as "8cpu, 32GB", is used as it is. `isolation` is that of jobs that neither
     say nor need one (`isolation.isolation_of`). `grace`: time for running jobs when the worker stops. `kill_grace`:
     from SIGTERM to SIGKILL of a job. `placement_delay`: how long a job is left to a worker that should rather run it
-    (`claim_policy`); 0: not at all. `recycle_jobs`, `recycle_bytes`: end the worker (`is_recycled`) after this many
-    jobs in its own process, or above this memory, and a warm process in the same way, its models not counted.
+    (`claim_policy`); 0: not at all. `rendezvous_host`: address of this machine at which other workers reach rank 0 of a
+    gang; by default that of the route to Redis, else 127.0.0.1. `recycle_jobs`, `recycle_bytes`: end the worker
+    (`is_recycled`) after this many jobs in its own process, or above this memory, and a warm process in the same way,
+    its models not counted.
 
     The variables MAX_CONCURRENT_JOBS, USE_GPU, GPU_DEVICE, JOB_TIMEOUT and WORKER_ID apply to what is not given.
     """
@@ -92,6 +94,7 @@ class Worker:
         grace: str | float = "30s",
         kill_grace: str | float = "5s",
         placement_delay: str | float = "50ms",
+        rendezvous_host: str | None = None,
         recycle_jobs: int | None = None,
         recycle_bytes: str | int | None = None,
         allow_pickle: bool = False,
@@ -111,6 +114,7 @@ class Worker:
                 "grace_s": grace,
                 "kill_grace_s": kill_grace,
                 "placement_delay_ms": placement_delay,
+                "rendezvous_host": rendezvous_host,
                 "recycle_jobs": recycle_jobs,
                 "recycle_bytes": recycle_bytes,
             }
@@ -284,6 +288,7 @@ class Worker:
             self.logs,
             self._table,
             self._environment,
+            self._member_environment,
             self.capacity,
             self._ledger,
             self._codec,
@@ -295,6 +300,10 @@ class Worker:
 
     def _environment(self, seat: Seat | None) -> dict[str, str]:
         return self.capacity.environment(os.environ, seat) | {FOLDERS_VARIABLE: json.dumps(self._run_folders)}
+
+    def _member_environment(self, membership: Membership) -> dict[str, str]:
+        found = self.capacity.rank_environment(os.environ, membership.seats, membership.local_rank)
+        return found | {FOLDERS_VARIABLE: json.dumps(self._run_folders)} | membership.variables()
 
     def _release(self, seat: Seat | None) -> None:
         self.capacity.release(seat)
@@ -417,6 +426,7 @@ def _job_status(attempt: RunningAttempt, now: float) -> dict[str, Any]:
         "function": attempt.spec.function,
         "queue": attempt.spec.queue,
         "attempt": attempt.attempt,
+        "rank": attempt.key.rank,
         "isolation": attempt.isolation,
         "age_s": round(now - attempt.started, 3),
         "timeout_s": attempt.timeout_s,

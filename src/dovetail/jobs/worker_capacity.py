@@ -284,11 +284,16 @@ class WorkerCapacity:
 
     def environment(self, inherited: Mapping[str, str], seat: Seat | None) -> dict[str, str]:
         """Variables of a process with this seat. A job that declares no resources has its part of the worker's."""
-        if seat is None:
-            seat = self._plain_seat()
+        return self.rank_environment(inherited, (seat,), 0)
+
+    def rank_environment(self, inherited: Mapping[str, str], seats: Sequence[Seat | None], rank: int) -> dict[str, str]:
+        """The same of one of the ranks of a gang on this worker. It sees the cards of all of them, in the order of
+        `seat_environment`."""
+        given = [self._plain_seat() if seat is None else seat for seat in seats]
+        seat = given[rank]
         cards = tuple(share[1:] for share in seat.cards)
         part = JobSeat(seat.cpu_milli, seat.memory_bytes, cards, seat.custom)
-        return seat_environment(inherited, (seat,), devices=self.devices) | {SEAT_VARIABLE: part.to_text()}
+        return seat_environment(inherited, given, rank, devices=self.devices) | {SEAT_VARIABLE: part.to_text()}
 
     def _plain_seat(self) -> Seat:
         jobs = max(1, self.plain_slots)

@@ -13,6 +13,7 @@ import random
 import time
 from contextlib import suppress
 from enum import Enum
+from itertools import groupby
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ from dovetail.errors import Change, ConfigError, DovetailError, Problem
 from dovetail.jobs.isolation import isolation_of, timeout_of
 from dovetail.jobs.job import Outcome
 from dovetail.jobs.job_call import refusal_ending
-from dovetail.jobs.running_attempt import RunningAttempt, StopReason
+from dovetail.jobs.rendezvous_port import RendezvousPort
+from dovetail.jobs.running_attempt import Membership, RunningAttempt, StopReason
 from dovetail.jobs.schedule import fire_schedule
 from dovetail.jobs.store import Claim, Completion, Exchange, PreemptibleJob, StoreUnavailableError
 
@@ -56,6 +58,10 @@ class WorkerState(Enum):
     DRAINING = "draining"
     """It claims nothing, and lets running jobs end."""
     ENDED = "ended"
+
+
+def _lease_of(job: ClaimedJob) -> tuple[str, int]:
+    return job.lease[:2]
 
 
 class WorkerLoop:
@@ -97,6 +103,7 @@ class WorkerLoop:
         self._retry_s = FIRST_RETRY_S
         self._wakeup = Event()
         self._claims_paused_until = 0.0
+        self._rendezvous = RendezvousPort(lambda: options.rendezvous_host or store.local_host())
         self._has_preemptible = False
         """Whether a preemptible attempt may be running."""
         self._was_woken = False
@@ -132,6 +139,12 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Returns when the worker has drained."""
+        try:
+            self._run()
+        finally:
+            self._rendezvous.release()
+
+    def _run(self) -> None:
         self._register()
         if self.state is WorkerState.STARTING:
             self.state = WorkerState.RUNNING
@@ -197,11 +210,12 @@ class WorkerLoop:
             renewals = tuple(self._renewal.collect())
         may_claim = not draining and time.monotonic() >= self._claims_paused_until
         slots, preemptible = (self._capacity.free_slots(), self._preemptible()) if may_claim else (0, ())
+        address = self._rendezvous.address() if may_claim else ""
         # also without slots, so that the store knows that this worker takes nothing
         options = self._options
         ends_in_ms = table.ends_in_ms(time.monotonic(), options.kill_grace_s)
         free, delay_ms = self._capacity.claimable(), options.placement_delay_ms
-        claim = Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms)
+        claim = Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms, address)
         request = Exchange(self._worker, completions, renewals, claim, options.lease_ms)
         try:
             reply = self._store.exchange(request)
@@ -276,40 +290,57 @@ class WorkerLoop:
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         starting: dict[str, list[RunningAttempt]] = {}
-        draining = self.state is WorkerState.DRAINING
-        for job in claimed:
-            fits, seat = self._capacity.try_take(job.shape)
-            if draining or not fits:
-                if fits:
-                    self._capacity.release(seat)
-                elif not draining:
-                    self._capacity.make_room(job.shape)
-                self._table.refuse(Completion(job.lease.job_id, job.lease.token, Outcome.RELEASED))
-                continue
-            try:
-                attempt = self._attempt(job, seat)
-            except DovetailError as error:
-                self._capacity.release(seat)
-                ending = refusal_ending(error)
-                self._table.refuse(
-                    Completion(*job.lease[:2], ending.outcome, error=ending.error, final=True, jitter=random.random())  # noqa: S311
-                )
-                continue
-            self._table.running[attempt.key] = attempt
-            self._has_preemptible = self._has_preemptible or attempt.spec.preemptible
-            starting.setdefault(attempt.isolation, []).append(attempt)
+        for _, group in groupby(claimed, _lease_of):
+            for attempt in self._attempts(list(group)):
+                self._table.running[attempt.key] = attempt
+                self._has_preemptible = self._has_preemptible or attempt.spec.preemptible
+                starting.setdefault(attempt.isolation, []).append(attempt)
         for isolation, attempts in starting.items():
             self._runners[isolation].start(attempts)
 
-    def _attempt(self, job: ClaimedJob, seat: Seat | None) -> RunningAttempt:
-        """JobRefusedError, ConfigError: the worker does not run it."""
+    def _attempts(self, jobs: Sequence[ClaimedJob]) -> list[RunningAttempt]:
+        """The attempt of a claimed job, or the ranks of a gang on this worker. Without room they are given back, and a
+        job that the worker does not run is refused."""
+        seats: list[Seat | None] = []
+        job_id, token = jobs[0].lease[:2]
+        for job in jobs:
+            fits, seat = self._capacity.try_take(job.shape.rank)
+            if fits:
+                seats.append(seat)
+            elif self.state is not WorkerState.DRAINING:
+                self._capacity.make_room(job.shape.rank)
+        error: DovetailError | None = None
+        if len(seats) == len(jobs) and self.state is not WorkerState.DRAINING:
+            try:
+                found = [self._attempt(job, tuple(seats), place) for place, job in enumerate(jobs)]
+            except DovetailError as refusal:
+                error = refusal
+            else:
+                if jobs[0].gang is not None and jobs[0].rank == 0:
+                    self._rendezvous.release()
+                return found
+        for seat in seats:
+            self._capacity.release(seat)
+        if error is None:
+            completion = Completion(job_id, token, Outcome.RELEASED, rank=jobs[0].rank)
+        else:
+            ending, jitter = refusal_ending(error), random.random()  # noqa: S311
+            completion = Completion(job_id, token, ending.outcome, error=ending.error, final=True, jitter=jitter)
+        self._table.refuse(completion._replace(rank=jobs[0].rank))
+        return []
+
+    def _attempt(self, job: ClaimedJob, seats: tuple[Seat | None, ...], place: int) -> RunningAttempt:
+        """`seats`: of the ranks of its gang on this worker, or its own. JobRefusedError, ConfigError: the worker does
+        not run it."""
         spec = job.spec
         function = self._functions.get(spec.function)
         if function is None:
             function = self._functions[spec.function] = self._application.find(spec.function)
         timeout_s = timeout_of(spec, function, self._options.job_timeout_s)
         isolation = isolation_of(spec, job.shape, function, self._options)
-        return RunningAttempt(job, seat, function, isolation, None if isolation == "thread" else timeout_s)
+        membership = None if job.gang is None else Membership(job.rank, job.gang, seats, place)
+        timeout_s = None if isolation == "thread" else timeout_s
+        return RunningAttempt(job, seats[place], function, isolation, timeout_s, membership)
 
     def _preemptible(self) -> tuple[PreemptibleJob, ...]:
         """The preemptible jobs that run, and what their end would free."""
@@ -317,13 +348,15 @@ class WorkerLoop:
             return ()
         found = [attempt for attempt in list(self._table.running.values()) if attempt.spec.preemptible]
         self._has_preemptible = bool(found)
-        return tuple(
-            PreemptibleJob(
-                *attempt.key, () if attempt.seat is None else (attempt.seat,), self._capacity.slots_of(attempt.seat)
-            )
-            for attempt in found
-            if attempt.stop_reason in (None, StopReason.PREEMPTED, StopReason.CANCELLED)
-        )
+        by_lease: dict[tuple[str, int], PreemptibleJob] = {}
+        for attempt in found:
+            if attempt.stop_reason in (None, StopReason.PREEMPTED, StopReason.CANCELLED):
+                job_id, token, _ = attempt.key
+                _, _, seats, slots = by_lease.get((job_id, token), PreemptibleJob(job_id, token, slots=0))
+                seats += () if attempt.seat is None else (attempt.seat,)
+                slots += self._capacity.slots_of(attempt.seat)
+                by_lease[job_id, token] = PreemptibleJob(job_id, token, seats, slots)
+        return tuple(by_lease.values())
 
     # --- the end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,9 @@ class WorkerOptions:
     """From SIGTERM to SIGKILL of a job's process."""
     placement_delay_ms: int = 50
     """How long a job is left to a worker that should rather run it; 0: not at all."""
+    rendezvous_host: str | None = None
+    """Address of this machine at which the other workers reach rank 0 of a gang; None: that of the route to the
+    store."""
     recycle_jobs: int | None = None
     recycle_bytes: int | None = None
 
@@ -225,6 +229,12 @@ def _device(value: Any) -> str:
     return text
 
 
+def _host(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9.:_-]{1,253}", value):
+        raise _WrongOptionError("rendezvous_host", "is not a name or an address of this machine", "10.0.0.7")
+    return value
+
+
 def _bytes(value: Any) -> int:
     size: int = value if isinstance(value, int) and not isinstance(value, bool) else parse_size(value)
     if size < 1:
@@ -244,6 +254,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "grace_s": _grace("grace"),
     "kill_grace_s": _grace("kill_grace"),
     "placement_delay_ms": _placement_delay_ms,
+    "rendezvous_host": _optional(_host),
     "recycle_jobs": _optional(_count("recycle_jobs", RECYCLE_LIMIT)),
     "recycle_bytes": _optional(_bytes),
 }

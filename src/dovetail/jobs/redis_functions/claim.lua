@@ -184,53 +184,63 @@ local function may_take(bucket, free, slots, choice, reserving)
 end
 
 -- Ids and shapes of the jobs to claim, in order, which are taken from the free resources. They are not in their buckets
--- any more. `share`: state of `shares`. `kept`: room for other jobs, or nil.
-local function take(slots, free, served, share, choice, kept, reserving)
+-- any more. `share`: state of `shares`. `kept`: room for other jobs, or nil. `claim_gang`: claims a gang, behind this
+-- number of jobs.
+local function take(slots, free, served, share, choice, kept, reserving, claim_gang)
   local refused, started, without = {}, {}, {}
   local groups = start_groups(served, slots, share)
-  local taken, texts = {}, {}
-  while #taken < slots do
+  local taken, texts, used = {}, {}, 0
+  local function start(group, bucket, slots_used)
+    if bucket.taken == 0 then started[#started + 1] = bucket end
+    bucket.taken, used = bucket.taken + 1, used + slots_used
+    shares.count(share, bucket.queue)
+    local id = order.id_of_rank(bucket.rank)
+    if buckets.has_ages(bucket.name) then redis.call('ZREM', step.prefix .. 'age:' .. bucket.queue, id) end
+    bucket.rank = next_of(bucket, slots - used)
+    if bucket.rank then order.push(group.heap, bucket) end
+  end
+  while used < slots do
     local group = next_group(groups, free, refused, share, reserving)
     if not group then break end
     local bucket = group.following
-    local shape = bucket.shape
+    local shape, id = bucket.shape, order.id_of_rank(bucket.rank)
     group.following = nil
-    local name = kept and bucket.queue .. '\0' .. shape.text
-    if not shares.is_full(share, bucket.queue) and not placement.has_left(choice, bucket.queue, shape) then
+    if shape.ranks > 1 then
+      local name = bucket.queue .. '\0' .. shape.text
+      local is_open = not without[name] and not shares.is_full(share, bucket.queue)
+      local ranks = is_open and claim_gang(bucket, shape, slots - used, free, #taken)
+      if ranks then start(group, bucket, ranks) else without[name] = true end
+    elseif not shares.is_full(share, bucket.queue) and not placement.has_left(choice, bucket.queue, shape) then
+      local name = kept and bucket.queue .. '\0' .. shape.text
       if refused[shape] or not fit.fits(shape, free) then
         refused[shape] = true
         reservation.on_unfit(reserving, bucket.rank, bucket.queue, shape)
       elseif
-        (not kept or has_kept_room(kept, slots - #taken - 1, free, shape, without, name))
-        and may_take(bucket, free, slots - #taken, choice, reserving)
+        (not kept or has_kept_room(kept, slots - used - 1, free, shape, without, name))
+        and may_take(bucket, free, slots - used, choice, reserving)
       then
         fit.take(shape, free)
-        if bucket.taken == 0 then started[#started + 1] = bucket end
-        bucket.taken = bucket.taken + 1
-        shares.count(share, bucket.queue)
-        local id = order.id_of_rank(bucket.rank)
         reservation.on_taken(reserving, bucket.queue, id)
         taken[#taken + 1], texts[#taken + 1] = id, shape.text
-        if buckets.has_ages(bucket.name) then redis.call('ZREM', step.prefix .. 'age:' .. bucket.queue, id) end
-        bucket.rank = next_of(bucket, slots - #taken)
-        if bucket.rank then order.push(group.heap, bucket) end
+        start(group, bucket, 1)
       end
     end
   end
   write_buckets(started)
-  return taken, texts
+  return taken, texts, used
 end
 
 -- Claim jobs of these queues, which are not paused. Answer their texts (id, specification, payload and shape of each) and
 -- numbers (their lengths, fencing token and attempt of each, as integers of four bytes; a length of -1: the text of the
--- job before), the free resources that they leave, the slots, when jobs are taken that were left to other workers, and when all jobs
--- of the worker will have ended (false: not known). `kept`: room for jobs that others are ended for, which are claimed
--- first; nil: none.
-function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept, ends_in_ms)
+-- job before), the free resources that they leave, the slots, when jobs are taken that were left to other workers, and
+-- when all jobs of the worker will have ended (false: not known). `kept`: room for jobs that others are ended for, which
+-- are claimed first; nil: none. `address`: where rank 0 of a gang can listen; '': no gang is taken. The members of one are
+-- appended to `members`.
+function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept, ends_in_ms, address, members)
   local due_ms = records.time_text(step.now_ms + lease_ms)
   local texts, numbers, jobs_of = {}, {}, {}
   local ends_ms = ends_in_ms and step.now_ms + ends_in_ms
-  if slots <= 0 then return texts, numbers, given, slots, math.huge, ends_ms end
+  if slots <= 0 then return texts, numbers, given, slots, math.huge, not members[1] and ends_ms or false end
   local place, count, last_text, last_shape = 0, 0, nil, nil
   local choice = placement.start(worker, delay_ms)
   local free = fit.copy(given)
@@ -238,7 +248,20 @@ function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept
   local reserving = reservation.start(worker, given, ends_in_ms, served, share, choice)
   local taken, shapes = preemption.take_startable(kept, slots, free, share, reserving)
   buckets.write()
-  local more, more_shapes = take(slots - #taken, free, served, share, choice, kept, reserving)
+  local function claim_gang(bucket, shape, slots_left, left, position)
+    if address == '' or reservation.refuses_gang(reserving, bucket.rank) then return nil end
+    local id = order.id_of_rank(bucket.rank)
+    position = position + #taken
+    local ranks =
+      gangs.claim(worker, id, bucket.queue, shape, slots_left, left, kept, lease_ms, address, members, position)
+    if ranks then
+      address = ''
+      placement.forget_others(choice)
+    end
+    return ranks
+  end
+  local more, more_shapes, used = take(slots - #taken, free, served, share, choice, kept, reserving, claim_gang)
+  local slots_left = slots - #taken - used
   for position = 1, #more do taken[#taken + 1], shapes[#shapes + 1] = more[position], more_shapes[position] end
   for position = 1, #taken do
     local id, shape = taken[position], shapes[position]
@@ -274,5 +297,5 @@ function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept
   end
   for queue, jobs in pairs(jobs_of) do machine.count_claimed(worker, queue, jobs) end
   for position = 1, count do numbers[position] = struct.pack('>i4', numbers[position]) end
-  return texts, numbers, free, slots - #taken, choice.until_ms, ends_ms or false
+  return texts, numbers, free, slots_left, choice.until_ms, not members[1] and ends_ms or false
 end

@@ -22,6 +22,7 @@ function fit.shape(text)
     nvdecs = data.nvdecs or 0,
     nvencs = data.nvencs or 0,
     custom = data.custom or {},
+    ranks = data.ranks or 1,  -- of a gang; all else is what one rank needs
     labels = {},
   }
   for name, values in pairs(data.labels or {}) do

@@ -19,6 +19,16 @@ local function attempts_of(record, with_contents)
   return attempts
 end
 
+local function gang_of(record)
+  local gang = record.gang
+  if not gang then return false end
+  local members = {}
+  for index, member in ipairs(gang.members) do
+    members[index] = { member[1], member[2], member[3] and 1 or 0, member[4] and 1 or 0 }
+  end
+  return { members, gang.address, gang.result or false, gang.encoding, gang.preempted and 1 or 0 }
+end
+
 -- All of a record, as `redis_codec.record_from` reads it.
 local function reply_of(record, with_contents)
   local values = redis.call('HMGET', records.key(record.id), 's', 'p', 'r')
@@ -29,6 +39,7 @@ local function reply_of(record, with_contents)
     record.cancel_requested and 1 or 0, record.progress and string.format('%.17g', record.progress) or false,
     record.message or '', with_contents and values[3], record.encoding or '', record.error or '',
     record.finished_ms or false, record.preempted_for or false,
+    gang_of(record),
   }
 end
 

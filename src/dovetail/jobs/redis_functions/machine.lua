@@ -101,13 +101,25 @@ end
 
 -- --- moves; they change the record, and `machine.put` stores it
 
+-- The attempt of a gang has ended: its workers are woken, and what they were not sent is forgotten.
+local function drop_gang(record)
+  if not record.gang then return end
+  for _, member in ipairs(record.gang.members) do
+    step.woken_workers[member[1]] = true
+    if not member[3] then redis.call('SREM', step.prefix .. 'assigned:' .. member[1], record.id) end
+  end
+  record.gang = nil
+end
+
 local function finish(record, state, error)
+  drop_gang(record)
   record.state, record.due_ms, record.worker, record.started_ms = state, nil, nil, nil
   record.cancel_requested, record.finished_ms, record.preempted_for = false, step.now_ms, nil
   records.set(record, 'error', error ~= '' and error or nil)
 end
 
 local function make_ready(record)
+  drop_gang(record)
   record.state, record.due_ms, record.worker, record.started_ms = 'ready', nil, nil, nil
   record.preempted_for = nil
 end
@@ -161,6 +173,12 @@ end
 
 function machine.request_preemption(record, id)
   records.set(record, 'preempted_for', id)
+end
+
+-- Wake the workers that run a job.
+function machine.wake_workers(record)
+  if record.worker then step.woken_workers[record.worker] = true end
+  for _, member in ipairs(record.gang and record.gang.members or {}) do step.woken_workers[member[1]] = true end
 end
 
 function machine.requeue(record, unmet)
@@ -219,7 +237,73 @@ local function retry_or_finish(record, completion)
   end
 end
 
+-- When the lease of a gang expires: the earliest deadline of its members that run; false: all have ended.
+function machine.set_gang_deadline(record)
+  local earliest
+  for _, member in ipairs(record.gang.members) do
+    if not member[4] and (not earliest or member[2] < earliest) then earliest = member[2] end
+  end
+  record.due_ms = earliest or record.due_ms
+  return earliest ~= nil
+end
+
+-- The members of a worker have renewed the lease of their gang.
+function machine.renew_gang(record, worker, deadline_ms)
+  for _, member in ipairs(record.gang.members) do
+    if member[1] == worker then member[2] = deadline_ms end
+  end
+  machine.set_gang_deadline(record)
+end
+
+function machine.has_member(record, worker, rank)
+  if not record.gang then return rank == 0 end
+  local member = record.gang.members[rank + 1]
+  return member ~= nil and member[1] == worker
+end
+
+function machine.has_ended(record, rank)
+  return record.gang ~= nil and record.gang.members[rank + 1][4]
+end
+
+-- The first rank whose worker has not renewed the lease until it expired.
+function machine.expired_rank(record)
+  local found, earliest = 0, math.huge
+  for index, member in ipairs(record.gang and record.gang.members or {}) do
+    if not member[4] and member[2] < earliest then found, earliest = index - 1, member[2] end
+  end
+  return found
+end
+
+local complete
+
+-- One member of a gang has ended: the completion of the gang; nil: others still run.
+local function complete_member(record, completion)
+  local gang, rank, outcome = record.gang, completion.rank, completion.outcome
+  local is_preempted = outcome == 'preempted' and record.preempted_for ~= nil
+  if outcome ~= 'succeeded' and not is_preempted then
+    if completion.error then
+      completion.error = 'rank ' .. rank .. ' on ' .. gang.members[rank + 1][1] .. ': ' .. completion.error
+    end
+    return completion
+  end
+  gang.members[rank + 1][4] = true
+  gang.preempted = gang.preempted or is_preempted
+  if rank == 0 and not is_preempted then gang.result, gang.encoding = completion.result, completion.encoding end
+  if machine.set_gang_deadline(record) then return nil end
+  if gang.preempted then
+    completion.outcome, completion.result, completion.error = 'preempted', nil, CONSTANTS.preempted
+  else
+    completion.result, completion.encoding = gang.result, gang.encoding
+  end
+  return completion
+end
+
 function machine.complete(record, completion)
+  if record.gang then completion = complete_member(record, completion) end
+  if completion then complete(record, completion) end
+end
+
+function complete(record, completion)
   local outcome = completion.outcome
   if outcome == 'released' then
     record.attempt = record.attempt - 1

@@ -2,7 +2,13 @@
 
 local offers = {}
 
--- The other registered workers whose latest claim is not older than a lease, by id: {id, queues, slots, free, lease_ms}.
+-- `ends_ms`: false if it is not known.
+function offers.put(worker, offered_ms, lease_ms, slots, text, ends_ms)
+  redis.call('HSET', step.prefix .. 'offers', worker, cmsgpack.pack(offered_ms, lease_ms, slots, text, ends_ms))
+end
+
+-- The other registered workers whose latest claim is not older than a lease, by id: {id, queues, slots, free,
+-- offered_ms, lease_ms}.
 function offers.others(worker)
   local rows, found = redis.call('HGETALL', step.prefix .. 'offers'), {}
   for position = 1, #rows, 2 do
@@ -13,7 +19,10 @@ function offers.others(worker)
       local _, names = cmsgpack.unpack(about)
       local queues = {}
       for _, queue in ipairs(names) do queues[queue] = true end
-      found[#found + 1] = { id = id, queues = queues, slots = slots, free = fit.free(text), lease_ms = lease_ms }
+      found[#found + 1] = {
+        id = id, queues = queues, slots = slots, free = fit.free(text),
+        offered_ms = offered_ms, lease_ms = lease_ms,
+      }
     end
   end
   table.sort(found, function(a, b) return order.is_smaller(a.id, b.id) end)

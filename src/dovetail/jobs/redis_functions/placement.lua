@@ -75,6 +75,11 @@ local function readers_of(state, queue)
   return readers
 end
 
+-- The offers have changed.
+function placement.forget_others(state)
+  state.others, state.slots, state.free = nil, {}, {}
+end
+
 function placement.others(state)
   state.others = state.others or read_others(state.worker)
   return state.others

@@ -27,12 +27,20 @@ local function is_ending(candidate)
   return candidate.record.cancel_requested or candidate.record.preempted_for ~= nil
 end
 
+local function runs_on(record, worker)
+  if not record.gang then return record.worker == worker end
+  for _, member in ipairs(record.gang.members) do
+    if member[1] == worker then return true end
+  end
+  return false
+end
+
 -- The preemptible jobs that a worker runs. Rows: job, token, slots, seats (as `fit.give_back` reads them).
 function preemption.candidates(worker, rows)
   local found = {}
   for _, row in ipairs(rows) do
     local record = records.get(row[1])
-    local is_valid = record and record.state == 'leased' and record.token == row[2] and record.worker == worker
+    local is_valid = record and record.state == 'leased' and record.token == row[2] and runs_on(record, worker)
     if is_valid and records.spec(record).preemptible then
       found[#found + 1] = { record = record, slots = row[3], seats = row[4] }
     end
@@ -136,7 +144,8 @@ local function first_jobs(served, share)
   for queue in pairs(open_queues(served, share)) do
     for _, head in ipairs(redis.call('ZRANGE', step.prefix .. 'heads:' .. queue, 0, -1)) do
       local rank, name = buckets.parse_head(head)
-      found[#found + 1] = { rank = rank, queue = queue, shape = buckets.shape(name) }
+      local shape = buckets.shape(name)
+      if shape.ranks == 1 then found[#found + 1] = { rank = rank, queue = queue, shape = shape } end
     end
   end
   table.sort(found, function(a, b) return order.is_smaller(a.rank, b.rank) end)
@@ -213,6 +222,9 @@ function preemption.request(worker, kept, slots, free, served, share, candidates
       machine.request_preemption(candidate.record, id)
       machine.put(candidate.record)
       preempted[#preempted + 1] = candidate.record.id
+      for _, member in ipairs(candidate.record.gang and candidate.record.gang.members or {}) do
+        if member[1] ~= worker then step.woken_workers[member[1]] = true end
+      end
       kept.ending[#kept.ending + 1] = candidate
       for position, other in ipairs(running) do
         if other == candidate then

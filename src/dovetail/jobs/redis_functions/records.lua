@@ -16,6 +16,7 @@
 --   counts, bytes   hash: STATE:QUEUE -> number of jobs; bytes of payloads and results, of finished jobs
 --   leases          hash: worker -> number of its leases
 --   workers         hash: worker -> msgpack(registered_ms, queues, text);  heartbeats: sorted set worker -> ms
+--   assigned:WORKER set of the gangs with members that are to be sent to a worker
 --   offers          hash: worker -> msgpack(offered_ms, lease_ms, slots, free vector, ends_ms or false)
 --   passes          sorted set: id -> when a claim has left the job to a better worker
 --   readers:QUEUE   set of the workers of a queue
@@ -30,7 +31,9 @@ local CODES = {}
 for code = 1, #STATES do CODES[STATES[code]] = code end
 local FINISHED = { succeeded = true, failed = true, cancelled = true, dead = true }
 local REQUEUEABLE = { failed = true, cancelled = true, dead = true }
-local RARE_FIELDS = { 'progress', 'message', 'error', 'unmet', 'shape', 'has_dependants', 'is_watched', 'preempted_for' }
+local RARE_FIELDS = {
+  'progress', 'message', 'error', 'unmet', 'shape', 'has_dependants', 'is_watched', 'preempted_for', 'gang',
+}
 
 local NONE = {}
 local STEP_TABLES = {

@@ -181,6 +181,18 @@ function reservation.refuses(state, rank, queue, shape, free, slots)
   return true
 end
 
+-- Whether a gang is refused because it would take what is kept free for a job before it.
+function reservation.refuses_gang(state, rank)
+  return state.hold ~= nil and order.is_smaller(state.hold.rank, rank)
+end
+
+-- The workers that are kept free for jobs, as a set.
+function reservation.workers()
+  local found = {}
+  for _, entry in pairs(step.reserved) do found[entry[2]] = true end
+  return found
+end
+
 function reservation.is_held(state, id) return state.hold ~= nil and state.hold.id == id end
 
 -- A job is taken: it needs no reservation any more.

@@ -136,7 +136,7 @@ function steps.cancel(arguments)
       if reserved then step.woken_workers[reserved] = true end
       machine.cancel(record, arguments[2])
       machine.put(record)
-      if record.worker then step.woken_workers[record.worker] = true end
+      machine.wake_workers(record)
     end
     states[#states + 1] = record and record.state
   end
@@ -257,6 +257,7 @@ local function read_completions(rows, results)
       completion.jitter, completion.shape = row[9], row[10] or nil
       completion.exit_code, completion.cpu_ms, completion.peak_memory_bytes = row[11], row[12], row[13]
     end
+    completion.rank = row[14] or 0
     completions[number] = completion
   end
   return completions
@@ -265,6 +266,12 @@ end
 local function complete(worker, completion, refused)
   local record = records.get_with_attempts(completion.job_id)
   if record and record.state == 'leased' and record.token == completion.token then
+    if not machine.has_member(record, worker, completion.rank) then
+      refused[#refused + 1] = completion.job_id
+      refused[#refused + 1] = completion.token
+      return
+    end
+    if machine.has_ended(record, completion.rank) then return end
     if record.preempted_for then step.preemptors[record.preempted_for] = true end
     machine.complete(record, completion)
     machine.put(record)
@@ -274,7 +281,7 @@ local function complete(worker, completion, refused)
   end
 end
 
-local function renew(row, lease_ms, refused, cancelled, preempted)
+local function renew(worker, row, lease_ms, refused, cancelled, preempted)
   local record = records.get(row[1])
   if not (record and record.state == 'leased' and record.token == row[2]) then
     refused[#refused + 1] = row[1]
@@ -282,6 +289,10 @@ local function renew(row, lease_ms, refused, cancelled, preempted)
     return
   end
   record.due_ms = step.now_ms + lease_ms
+  if record.gang then
+    machine.renew_gang(record, worker, record.due_ms)
+    records.change(record)
+  end
   step.due[record.id] = records.time_text(record.due_ms)
   if row[3] or row[4] then
     records.set(record, 'progress', row[3] or record.progress)
@@ -317,7 +328,7 @@ local function handle_due()
       machine.promote(record)
       machine.put(record)
     elseif record.state == 'leased' then
-      machine.complete(record, { outcome = 'lost', error = CONSTANTS.lease_expired })
+      machine.complete(record, { outcome = 'lost', error = CONSTANTS.lease_expired, rank = machine.expired_rank(record) })
       machine.put(record)
     end
   end
@@ -343,12 +354,12 @@ end
 
 -- Keep what a worker can take after its claim.
 local function put_offer(worker, lease_ms, slots, free, ends_ms)
-  local text = not free.is_changed and free.text or fit.text(free)
-  redis.call('HSET', step.prefix .. 'offers', worker, cmsgpack.pack(step.now_ms, lease_ms, slots, text, ends_ms))
+  offers.put(worker, step.now_ms, lease_ms, slots, not free.is_changed and free.text or fit.text(free), ends_ms)
 end
 
 -- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, queues,
--- placement delay, preemptible jobs, when the jobs end), results, free vector. See `redis_codec.py` for the rows and the answer.
+-- placement delay, preemptible jobs, when the jobs end, address of rank 0 of a gang), results, free vector. See
+-- `redis_codec.py` for the rows and the answer.
 function steps.exchange(arguments)
   local request = cjson.decode(arguments[2])
   local worker, lease_ms = request[1], request[2]
@@ -356,20 +367,22 @@ function steps.exchange(arguments)
   local free = request[5] and fit.free(arguments[4])
   local refused, cancelled, preempted = {}, {}, {}
   for _, completion in ipairs(completions) do complete(worker, completion, refused) end
-  for _, row in ipairs(request[4]) do renew(row, lease_ms, refused, cancelled, preempted) end
+  for _, row in ipairs(request[4]) do renew(worker, row, lease_ms, refused, cancelled, preempted) end
   local known = heartbeat(worker)
   if not request[5] then
     finish_step(worker)
-    return { step.now_ms, known, false, refused, cancelled, preempted, {}, '', '' }
+    return { step.now_ms, known, false, refused, cancelled, preempted, {}, '', '', {} }
   end
   records.write_due()
   local due_ms = handle_due()
   buckets.write()
-  local slots, served, candidates = request[5], claim.served_queues(request[6]), preemption.candidates(worker, request[8])
+  local members = {}
+  local slots, free = gangs.send(worker, request[5], free, lease_ms, members)
+  local served, candidates = claim.served_queues(request[6]), preemption.candidates(worker, request[8])
   local share = shares.start(served)
   local kept = preemption.kept_room(slots, free, served, share, candidates)
   local texts, numbers, left, slots_left, until_ms, ends_ms =
-    claim.run(worker, slots, free, served, lease_ms, request[7], share, kept, request[9])
+    claim.run(worker, slots, free, served, lease_ms, request[7], share, kept, request[9], request[10], members)
   if candidates[1] then
     kept = preemption.request(worker, kept, slots_left, left, served, share, candidates, preempted)
   end
@@ -377,13 +390,13 @@ function steps.exchange(arguments)
   finish_step(worker)
   if not due_ms then
     due_ms = first_due_ms() or math.huge
-  elseif texts[1] then
+  elseif texts[1] or members[1] then
     due_ms = math.min(due_ms, step.now_ms + lease_ms)
   end
   due_ms = math.min(due_ms, until_ms)
   return {
     step.now_ms, known, next_ms(due_ms), refused, cancelled, preempted, due_schedules(), table.concat(numbers),
-    table.concat(texts),
+    table.concat(texts), members,
   }
 end
 
