@@ -210,6 +210,18 @@ def test_results_stored_piece_by_piece_are_those_of_a_naive_reference(
     assert all(seconds >= 0 for _, _, seconds in outcome.stages)
 
 
+def test_results_after_pieces_that_a_later_stage_drops_keep_their_number() -> None:
+    """The first piece of the generator is dropped as a whole; the key of the last result has its number all the same."""
+    stages = [
+        Stage("explode", lambda items: iter(range(5))),
+        Stage("keep", each(lambda item: item if item > 3 else None)),
+    ]
+    with small_pieces(2):
+        outcome = host(*stages).run(range(1), [0], 1, crumb(), 5, store=Pieces())
+    assert opened(outcome) == [((0, 4), 4)]
+    assert [stage[:2] for stage in outcome.stages] == [(1, 5), (5, 1)]
+
+
 @pytest.mark.parametrize("behind", [[], [each(lambda item: item + 1)], [lambda items: iter([items[0], -1])]])
 def test_a_generator_that_a_message_gets_is_never_in_memory_as_a_whole(behind: list[Any]) -> None:
     alive = most = 0

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.control.lifecycle import RunState
     from dovetail.engines.simulated.world import Key, ScriptedEvent
+    from dovetail.streaming.state import UnitState
+    from dovetail.streaming.worker_pool import Suspect
 
 C = TypeVar("C")
 SMALL = "1x(8cpu, 64GB)"
@@ -154,7 +156,18 @@ def assert_no_idle_worker(stream: StreamController) -> None:
         if unit.queue.ready and unit.pool.free_count:
             assert not unit.has_space_downstream(), f"{unit} could send and does not"
         if unit.suspects and unit.pool.find_idle() is not None:
-            assert all(suspect.memory_bytes for suspect in unit.suspects), f"{unit} has idle workers and suspects"
+            assert all(may_wait(unit, suspect) for suspect in unit.suspects), f"{unit} has idle workers and suspects"
+
+
+def may_wait(unit: UnitState, suspect: Suspect) -> bool:
+    """Whether failed items may wait although a worker is idle: for a larger one, a sound one, or the end of a trial."""
+    if suspect.memory_bytes:
+        return True
+    if not suspect.needs_sound_worker:
+        return False
+    if suspect.broke_worker and unit.failures.trial is not None:
+        return True
+    return unit.waits_for_sound_worker(suspect) and not any(map(unit.is_sound, unit.pool.idle_workers()))
 
 
 @dataclass

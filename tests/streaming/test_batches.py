@@ -88,7 +88,7 @@ def test_only_the_last_batch_of_the_input_is_partial(
 def test_results_are_delivered_with_the_epoch_of_their_item(
     batch: int, items: int, fan: tuple[int, ...], epoch_batches: int, workers: int
 ) -> None:
-    """Also where a call happens to return as many items as it gets."""
+    """Also where a call happens to return as many items as it gets, unless all of the first calls do."""
     rig = simulate_stages(
         [stage("a"), stage("b", batch_size=batch, workers=workers)],
         {
@@ -99,11 +99,26 @@ def test_results_are_delivered_with_the_epoch_of_their_item(
         options=StreamOptions(target_epoch_batches=epoch_batches, target_epoch_s=0.01),
         source={"segment_items": 7},
     )
+    if fan != (1,) and seems_to_keep_counts(rig):
+        return  # docs/running.md: such a function must return one result per item, in order
     for deliver in rig.all(Deliver):
         segments = deliver.outputs.get("b", [])
         found = {key[0] for key in part_keys((segment, 0, segment.items) for segment in segments)}
         ranges = [(deliver.first, deliver.last), *deliver.also]
         assert found <= {number for first, last in ranges for number in range(first, last)}
+
+
+def seems_to_keep_counts(rig: Rig) -> bool:
+    """Whether each of the first calls of b returned as many items as it got."""
+    sent = {message.message: message for message in rig.messages("b")}
+    calls = 0
+    for _, event in rig.events(BatchesDone):
+        message = sent.get(event.message)
+        if message is not None and calls < MIN_SAME_COUNT_CALLS:
+            if sum(segment.items for segment in event.segments) != message.items:
+                return False
+            calls += -(-message.items // message.batch_size)
+    return calls >= MIN_SAME_COUNT_CALLS
 
 
 def assert_delivered_one_by_one(rig: Rig) -> None:

@@ -120,7 +120,7 @@ class _PieceCollector:
         self._sample_bytes = estimate_bytes(items[0])
         self._size = self._sample_bytes * len(items)
         self._number = 0
-        """Results that are stored."""
+        """Results that have left this collector; the stages behind may have dropped them."""
         self._stored: list[StoredPiece] = []
         self._counts_before: StageCounts | None = None
 
@@ -138,12 +138,12 @@ class _PieceCollector:
 
     def store_if_large(self) -> None:
         is_large = self._size >= MAX_PIECE_BYTES or len(self._items) >= MAX_PIECE_ITEMS
-        if is_large and (self._stored or len(self._items) > self._call.size):
+        if is_large and (self._number or len(self._items) > self._call.size):
             self._store()
 
     def finish(self) -> list[Any]:
         """The results, or the pieces that stand for them."""
-        if not self._stored:
+        if not self._number:
             return self._items
         if self._items:
             self._store()
