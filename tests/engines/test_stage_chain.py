@@ -211,7 +211,7 @@ def test_results_stored_piece_by_piece_are_those_of_a_naive_reference(
 
 
 def test_results_after_pieces_that_a_later_stage_drops_keep_their_number() -> None:
-    """The first piece of the generator is dropped as a whole; the key of the last result has its number all the same."""
+    """The first piece of the generator is dropped as a whole; the key of the last result still has its number."""
     stages = [
         Stage("explode", lambda items: iter(range(5))),
         Stage("keep", each(lambda item: item if item > 3 else None)),
