@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import dovetail as dt
-from actors.test_system_controller import Rig, role
+from actors.test_system_controller import UNKNOWN_METHODS, Rig, role
+from dovetail.actors.directory import RoleMethods
 from dovetail.actors.health import HealthChecked, HealthLimits
 from dovetail.actors.heartbeat_monitor import HEARTBEAT_S, LATE_HEARTBEATS, HeartbeatMonitor
 from dovetail.actors.hosting import CallRecord, HealthCheck
@@ -132,8 +133,8 @@ def test_limits_are_checked() -> None:
 class ScriptedSystem:
     """A controller with one instance and an engine whose answers are given by the test."""
 
-    def __init__(self, limits: HealthLimits) -> None:
-        self.rig = Rig(role("a"))
+    def __init__(self, limits: HealthLimits, methods: RoleMethods = UNKNOWN_METHODS) -> None:
+        self.rig = Rig(role("a"), methods=methods)
         self.rig.launch()
         self.time = 0.0
         self.asked: list[tuple[bool, Future[Any]]] = []
@@ -186,6 +187,17 @@ def test_an_instance_with_health_that_is_silent_fails_a_check_in_every_period() 
     assert next(one.problem for one in system.posted) == "has not answered for 6 s"
     assert all(one.counts for one in system.posted)
     assert 3 <= len(system.posted) <= 4
+
+
+def test_an_instance_whose_class_has_health_fails_checks_also_if_it_has_never_answered() -> None:
+    system = ScriptedSystem(HealthLimits(4.0, 1.0, 3), RoleMethods(frozenset({"health", "play"})))
+    for _ in range(10):
+        system.beat()
+    assert len(system.asked) == 1
+    assert [one.problem for one in system.posted] == [
+        f"has not answered for {second} s" for second in (2, 6, 10, 14, 18)
+    ]
+    assert all(one.counts for one in system.posted)
 
 
 def test_an_instance_without_health_that_is_silent_is_reported_once_and_when_it_answers_again() -> None:

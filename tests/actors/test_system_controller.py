@@ -36,12 +36,20 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
 
 ONE = dt.Resources(cpus=1)
+UNKNOWN_METHODS = RoleMethods(None)
 
 
 class Rig:
     """A controller, and the engine as far as the controller sees it: which workers are alive."""
 
-    def __init__(self, *roles: dt.Role, cluster: str = "2x(4cpu, 8GB)", deadline_s: float = 60.0, **more: Any) -> None:
+    def __init__(
+        self,
+        *roles: dt.Role,
+        cluster: str = "2x(4cpu, 8GB)",
+        deadline_s: float = 60.0,
+        methods: RoleMethods = UNKNOWN_METHODS,
+        **more: Any,
+    ) -> None:
         system = dt.ActorSystem(roles, **more)
         names = {role.name: role for role in system.roles}
         definition = SystemDefinition(
@@ -50,7 +58,7 @@ class Rig:
             system.bundles,
             system.pools,
             {name: HostedObject(name, slots=role.slots or 1) for name, role in names.items()},
-            dict.fromkeys(names, RoleMethods(None)),
+            dict.fromkeys(names, methods),
         )
         plan = to_claim_plan(system.plan(cluster), system.bundles)
         processes = planned_processes(plan, system.bundles)

@@ -201,13 +201,19 @@ class HeartbeatMonitor:
     def _on_silence(self, now: float, beat: Heartbeat, instance: tuple[str, int]) -> None:
         """The last question is not answered yet."""
         silent_s = now - beat.answered_at
-        if beat.has_health:
+        has_health = self._has_health(beat, instance[0])
+        if has_health:
             is_late = beat.check_open_at is not None and now - beat.check_open_at > self._limits[instance[0]].timeout_s
             beat.check_open_at = None if is_late else beat.check_open_at
         else:
             is_late = silent_s > LATE_HEARTBEATS * HEARTBEAT_S and not beat.is_unhealthy
         if is_late:
-            self._post(beat, instance, f"has not answered for {silent_s:.0f} s", counts=beat.has_health)
+            self._post(beat, instance, f"has not answered for {silent_s:.0f} s", counts=has_health)
+
+    def _has_health(self, beat: Heartbeat, role: str) -> bool:
+        """By the class if it is known: an instance can become silent before its first answer."""
+        names = self._controller.directory.roles[role].methods.names
+        return beat.has_health or (names is not None and "health" in names)
 
     def _on_answer(self, beat: Heartbeat, instance: tuple[str, int], done: Future[Any]) -> None:
         with self._answered:
