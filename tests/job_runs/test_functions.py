@@ -109,7 +109,7 @@ def test_the_result_of_a_job_has_the_figures_of_its_run(job: JobHere, scene: Run
     assert (result["status"], result["items"], result["failed"]) == ("finished", ROWS, 0)
     assert result["outputs"] == [str(scene.folder / "out.jsonl")]
     scene.check_output("pipeline")
-    assert job.reports[-1] == (1.0, f"{ROWS} of {ROWS} items")
+    assert job.reports[-1] == (1.0, f"{ROWS:,} of {ROWS:,} items")
 
 
 def test_a_run_uses_the_resources_of_its_job(job: JobHere, scene: RunScene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +116,10 @@ def test_a_cancelled_job_drains_its_run_which_a_requeue_resumes(fleet: Fleet, sc
 
 
 def _is_draining(job: Job, scene: RunScene) -> bool:
+    """Whether the run has recorded that it drains."""
     log = folder_of(job, scene, "pipeline").events
-    return log.exists() and "drain" in log.read_text()
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")] if log.exists() else []
+    return any(line.get("k") == "run" and line.get("state") == "draining" for line in lines)
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.jobs.current_job import JobPreempted
 from dovetail.jobs.job_call import JobStopped
+from dovetail.runtime.admission import print_stderr
 from dovetail.runtime.run_handle import Run, RunProgress, active_runs
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ class RunMonitor:
         self.is_stopping = True
         if not active_runs():
             raise JobStopped
-        print("SIGTERM: stopping the run", flush=True)  # noqa: T201 - the output of the job
 
     def raise_if_stopping(self) -> None:
         """JobPreempted or JobStopped if the runs were to end before they had finished."""
@@ -76,6 +76,7 @@ class RunMonitor:
                 if self.is_stopping and id(run) not in self._drained:
                     self._drained.add(id(run))
                     run.drain(REASON)
+                    print_stderr("the job is to end: the run finishes the work in flight")
                 self._report(run)
 
     def _report(self, run: Run) -> None:
