@@ -93,7 +93,7 @@ def test_an_empty_range_is_not_saved(kept: CheckpointStore) -> None:
 def test_many_small_parts_are_merged(kept: CheckpointStore) -> None:
     for at in range(MIN_PARTS_TO_MERGE):
         kept.save(TASK, 10 * at, 10 * at + 10, [batch(list(range(10 * at, 10 * at + 10)))], [])
-    kept.clean_up(TASK, "run", merge=True)
+    kept.clean_up(TASK, "run", TASK.stop, merge=True)
     (part,) = kept.scan(TASK).parts
     assert (part.start, part.stop) == (0, 10 * MIN_PARTS_TO_MERGE)
     assert [value for it in kept.load(TASK, part) for value in it.column(0).to_pylist()] == list(
@@ -110,16 +110,24 @@ def test_a_finished_task_deletes_its_marks_and_those_of_dead_workers(kept: Check
         HangMark(700, "earlier"),
     ):
         kept.mark(mine, mark)
-    kept.clean_up(mine, "run", merge=False)
+    kept.clean_up(mine, "run", mine.stop, merge=False)
     found = kept.scan(mine)
     assert found.tried == [AttemptMark(300, 400, "run")]
     assert found.hung == []
 
 
+def test_a_task_that_ends_before_a_row_keeps_its_mark(kept: CheckpointStore) -> None:
+    marks = [AttemptMark(0, 1000, "run"), AttemptMark(40, 50, "run"), AttemptMark(77, 78, "run")]
+    for mark in marks:
+        kept.mark(TASK, mark)
+    kept.clean_up(TASK, "run", 77, merge=False)
+    assert kept.scan(TASK).tried == [AttemptMark(77, 78, "run")]
+
+
 def test_the_mark_of_a_row_that_hung_is_kept_until_a_part_has_the_row(kept: CheckpointStore) -> None:
     kept.mark(TASK, HangMark(5, "run"))
-    kept.clean_up(TASK, "run", merge=False)
+    kept.clean_up(TASK, "run", TASK.stop, merge=False)
     assert kept.scan(TASK).hung == [HangMark(5, "run")]
     kept.save(TASK, 5, 6, [batch([None])], [])
-    kept.clean_up(TASK, "run", merge=False)
+    kept.clean_up(TASK, "run", TASK.stop, merge=False)
     assert kept.scan(TASK).hung == []

@@ -10,7 +10,8 @@ import pytest
 
 import fill_functions as fns
 from backfill_aids import by_id, made, twice
-from dovetail.backfill.checkpoints import PartMissingError
+from dovetail.backfill.checkpoints import AttemptMark, PartMissingError
+from dovetail.backfill.range_worker import WorkerAlreadyBrokenError, WorkerBrokenError
 from dovetail.backfill.store import Store
 from staged_backfill import NEVER_S, PATIENCE_S, Staged
 
@@ -164,3 +165,54 @@ def test_a_fragment_without_a_data_file_is_computed_in_another_round(tmp_path: P
     assert filling.fill().status == "finished"
     assert rounds == 2
     assert by_id(uri, "n") == twice(range(200))
+
+
+# --- rows that leave their worker broken
+
+
+@pytest.fixture
+def breaking(tmp_path: Path) -> Staged:
+    """In a worker that has called row 777, every row fails."""
+    function: Any = fns.FailsFrom
+    return Staged(made(tmp_path, 1000, 1000), function, on_error="skip")
+
+
+def test_a_worker_that_a_row_has_broken_calls_no_row_of_the_tasks_that_it_still_has(breaking: Staged) -> None:
+    worker = breaking.worker()
+    assert not worker([breaking.task(0, 700)])[0].errors
+    with pytest.raises(WorkerBrokenError, match=f"row {fns.BAD} of fragment 0 left its worker broken: ValueError"):
+        worker([breaking.task(700, 800)])
+    with pytest.raises(WorkerAlreadyBrokenError, match=f"row {fns.BAD} of fragment 0"):
+        worker([breaking.task(900, 950)])
+    marked = [(mark.start, mark.stop) for mark in worker.checkpoints.scan(breaking.task(0, 1000)).tried]
+    assert sorted(marked) == [(700, 800), (fns.BAD, fns.BAD + 1)]
+
+
+def test_a_suspect_row_that_fails_behind_the_row_that_broke_its_worker_is_tried_again(breaking: Staged) -> None:
+    """The worker computes both rows alone, and no other: nothing shows that it is broken when the second one fails."""
+    broken, bad, good = breaking.worker(), breaking.task(fns.BAD, fns.BAD + 1), breaking.task(901, 902)
+    for suspect in (bad, good):
+        broken.checkpoints.mark(suspect, AttemptMark(suspect.start, suspect.stop, broken.job.run))
+    (found,) = broken([bad])
+    assert (found.reached, found.errors) == (fns.BAD + 1, 1)
+    with pytest.raises(WorkerAlreadyBrokenError):
+        broken([good])
+    (mark,) = [mark for mark in broken.checkpoints.scan(good).tried if mark.start == 901]
+    assert mark.time == 1, "the row has failed once more, but in a worker that was broken before"
+    (found,) = breaking.worker()([good])
+    assert (found.reached, found.errors) == (902, 0)
+
+
+def test_a_row_that_breaks_a_second_worker_fails_and_that_worker_calls_no_further_row(breaking: Staged) -> None:
+    first, second = breaking.worker(), breaking.worker()
+    for worker in (first, second):
+        assert not worker([breaking.task(0, 700)])[0].errors
+    with pytest.raises(WorkerBrokenError):
+        first([breaking.task(700, 800)])
+    assert second([breaking.task(700, 800)])[0].reached == fns.BAD  # the rows before it
+    (found,) = second([breaking.task(fns.BAD, 800)])
+    assert (found.reached, found.errors) == (fns.BAD + 1, 1)
+    with pytest.raises(WorkerAlreadyBrokenError):
+        second([breaking.task(fns.BAD + 1, 800)])
+    (found,) = breaking.worker()([breaking.task(fns.BAD + 1, 800)])
+    assert (found.reached, found.errors) == (800, 0)

@@ -229,11 +229,13 @@ class CheckpointStore:
         """Record a complete data file, so that the next driver finds it if this one dies before the commit."""
         self._store.put(f"{self._folder(task)}/{name}", b"")
 
-    def clean_up(self, task: RangeTask, run: str, *, merge: bool) -> None:
-        """Remove the marks of a finished task and merge small parts."""
+    def clean_up(self, task: RangeTask, run: str, reached: int, *, merge: bool) -> None:
+        """Remove the marks of a task that ended before row `reached`, and merge small parts."""
         folder = self._folder(task)
         found = parse_file_names(self._store.names(folder))
-        marks: list[AttemptMark | HangMark] = [it for it in found.tried if it.run != run or _overlaps(it, task)]
+        marks: list[AttemptMark | HangMark] = [
+            it for it in found.tried if it.run != run or _overlaps(it, task.start, reached)
+        ]
         marks += [it for it in found.hung if it.run != run or not _is_unresolved(it.row, task, found.parts)]
         self._store.delete(*(f"{folder}/{it.name}" for it in marks))
         small = parts_to_merge(found.parts, _last_saved_row(task, found.parts), self._job.part_bytes) if merge else []
@@ -248,9 +250,9 @@ class CheckpointStore:
             self._store.delete(*(f"{folder}/{part.name}" for part in small))
 
 
-def _overlaps(mark: AttemptMark, task: RangeTask) -> bool:
-    """Whether a mark belongs to this task, which ended normally."""
-    return mark.start < task.stop and mark.stop > task.start
+def _overlaps(mark: AttemptMark, start: int, stop: int) -> bool:
+    """Whether a mark has rows of [start, stop), which ended normally."""
+    return mark.start < stop and mark.stop > start
 
 
 def _is_unresolved(row: int, task: RangeTask, parts: Sequence[Part]) -> bool:

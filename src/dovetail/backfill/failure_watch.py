@@ -33,6 +33,7 @@ class FailureWatch:
         "first_failed",
         "last_failed",
         "suspect_failed",
+        "was_doubtful",
     )
 
     def __init__(self) -> None:
@@ -52,9 +53,13 @@ class FailureWatch:
         """First row of the streak in the current run."""
         self.suspect_failed = False
         """Whether a suspect row failed, and no row has passed since."""
+        self.was_doubtful = False
+        """Whether rows failed before the current run, and no row has ever passed: the failures of this run show nothing
+        about its rows."""
 
     def begin(self, batch: Any) -> None:
         self._batch, self.last_failed, self.first_failed = batch, -1, 0
+        self.was_doubtful = self._streak > 0 and self._passed is None
 
     def end(self, rows: int, call: Callable[[Any, int], object] | None) -> bool:
         """All calls of a run are made. Whether its last rows failed because the worker is broken; without `call`, which
@@ -73,7 +78,7 @@ class FailureWatch:
         if count > 0:
             self._rows += self._streak + count
             self._failed += self._streak
-            self._streak, self.suspect_failed = 0, False
+            self._streak, self.suspect_failed, self.was_doubtful = 0, False, False
             self._passed = self._batch, row - 1
 
     def is_broken(self, row: int, call: Callable[[Any, int], object]) -> bool:

@@ -82,12 +82,18 @@ class WorkerBrokenError(Exception):
     """A row left the process of its worker broken: `worker_stage` has the worker replaced."""
 
 
+class WorkerAlreadyBrokenError(WorkerBrokenError):
+    """The process was broken before the rows of a task were called: they are not to blame."""
+
+
 class RangeWorker:
     """Stage function: a list of tasks in, their results out."""
 
     def __init__(self, job: FillJob, udf: Udf) -> None:
         self.job = job
         self.udf = udf
+        self._broken = ""
+        """Why this process is broken; empty: it is not. It calls no further rows."""
 
     def code_key(self) -> str:
         """Key of the profile: rates of one function and column do not apply to another. A condition that skips rows
@@ -140,6 +146,8 @@ class RangeWorker:
 
     def _run_task(self, task: RangeTask) -> RangeResult:
         """Run a task. Errors outside of the function are reported to the driver, which counts them."""
+        if self._broken:  # tasks that were queued before the worker is replaced
+            raise WorkerAlreadyBrokenError(self._broken)
         try:
             if self.table.version != self.job.version and not self._is_unchanged(task, self.table):
                 return RangeResult(task, task.stop, worker=self.worker_key, fragment_changed=True)
@@ -255,6 +263,13 @@ class RangeWorker:
     ) -> BatchResult:
         """Have this worker replaced: another one tries the rows alone. A row that broke that one too is to blame."""
         first, last = window.row_at(broken[0]), window.row_at(broken[1] - 1) + 1
+        reason = f": {called.failures[-1].error_type}: {called.failures[-1].message}" if called.failures else ""
+        if self._broken:
+            raise WorkerAlreadyBrokenError(self._broken)  # by a call in another thread
+        self._broken = f"row {first} of fragment {task.fragment} left its worker broken{reason}"
+        if self.caller.watch.was_doubtful:
+            self.checkpoints.mark(task, AttemptMark(first, last, self.job.run))
+            raise WorkerAlreadyBrokenError(self._broken)
         again = any(
             (mark.start, mark.stop) == (first, last) and mark.time >= MIN_DEATHS_TO_BLAME
             for mark in self.checkpoints.scan(task).tried
@@ -264,8 +279,7 @@ class RangeWorker:
             failures = called.failures[:1]
             return replace(called, rows=1, arrays=self.caller.nulls(1), failures=failures, stopped=False, broken=None)
         self.checkpoints.mark(task, AttemptMark(first, last, self.job.run))
-        reason = f": {called.failures[-1].error_type}: {called.failures[-1].message}" if called.failures else ""
-        raise WorkerBrokenError(f"row {first} of fragment {task.fragment} left its worker broken{reason}")
+        raise WorkerBrokenError(self._broken)
 
     # --- rows that kill workers
 
@@ -300,7 +314,11 @@ class RangeWorker:
             mark = AttemptMark(whole.stop, min(stop, whole.stop + step), self.job.run, time_number)
             with _Timer(times, "checkpoint"):
                 self.checkpoints.mark(task, mark)
-            piece = self._compute(task, mark.start, mark.stop, until, times)
+            try:
+                piece = self._compute(task, mark.start, mark.stop, until, times)
+            except WorkerAlreadyBrokenError:
+                self.checkpoints.unmark(task, mark)
+                raise
             with _Timer(times, "checkpoint"):
                 self.checkpoints.save(task, piece.start, piece.stop, piece.batches, piece.failures)
                 self.checkpoints.unmark(task, mark)
@@ -350,7 +368,7 @@ class RangeWorker:
             with _Timer(done.times, "write"):
                 self._write_or_save(task, held, done)
         with _Timer(done.times, "checkpoint"):
-            self.checkpoints.clean_up(task, self.job.run, merge=not whole)
+            self.checkpoints.clean_up(task, self.job.run, done.reached, merge=not whole)
 
     def _write_or_save(self, task: RangeTask, held: Sequence[ComputedRange], done: RangeResult) -> None:
         """Write the data file, or save parts if one is missing: another worker may be writing the same file or merging
