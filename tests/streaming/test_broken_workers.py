@@ -72,6 +72,21 @@ def test_workers_that_break_one_after_the_other_cost_no_good_item(
     assert max(calls_of(rig, key) for key in keys) <= 3
 
 
+@pytest.mark.parametrize("retries", [0, 3])
+@pytest.mark.parametrize(
+    ("poison", "workers"),
+    [((10, 11, 12), 1), ((0, 1, 2, 3), 1), ((10, 12, 14, 16), 1), (tuple(range(10, 20)), 2), (tuple(range(10, 20)), 4)],
+)
+def test_neighbours_that_break_their_workers_cost_no_good_item(
+    poison: tuple[int, ...], workers: int, retries: int
+) -> None:
+    """New workers fail, too, but the last one of them is broken as well, and does not stay."""
+    keys = frozenset((number,) for number in poison)
+    rig = run(Behaviour(0.1, poison=keys), 200, workers, retries=retries)
+    assert rig.failed() == Counter(keys)
+    assert replacements(rig, workers) <= 3 * len(keys)
+
+
 def test_ordinary_bad_rows_cost_no_restart_and_one_call_each() -> None:
     bad = {(number,) for number in Random(19).sample(range(10_000), 1000)}
     calls: Counter[Key] = Counter()

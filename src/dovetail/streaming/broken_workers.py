@@ -170,7 +170,8 @@ class BrokenWorkers:
 
     def _on_culprit_failed(self, unit: UnitState, worker: Worker, suspect: Suspect) -> int:
         """Items failed again with which a worker broke before: they fail, and this worker is replaced, too."""
-        if unit.failures.replaced_enough or not self._replace(
+        streak = unit.failures.streaks.get(worker.id)
+        if not unit.failures.may_replace(streak) or not self._replace(
             unit, worker, f"an item that broke a worker: {suspect.error}"
         ):
             self.streak_of(unit, worker).count()
@@ -207,7 +208,7 @@ class BrokenWorkers:
         return True
 
     def _is_suspicious(self, unit: UnitState, streak: FailureStreak, *, at_end: bool) -> bool:
-        if unit.failures.replaced_enough:
+        if not unit.failures.may_replace(streak):
             return False
         calls = max(unit.batches - streak.length, unit.failures.failed_calls)
         looks = 1 if at_end else calls
@@ -219,6 +220,9 @@ class BrokenWorkers:
         """Find out whether a worker is broken: try the items that failed in it on other workers."""
         if worker.state is not WorkerState.READY:
             return  # its items run elsewhere when it is gone
+        if unit.failures.replaced_enough:  # which worker could show what is wrong with the items is unknown
+            self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
+            return
         if unit.failures.trial is not None:
             if unit.has_sound_worker() and worker.id not in unit.failures.trial.unconfirmed:
                 self._pause(unit, worker)  # until that trial has ended

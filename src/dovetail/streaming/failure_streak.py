@@ -20,7 +20,9 @@ MIN_SUSPICIOUS_STREAK = 2
 MAX_FALSE_ALARMS = 0.001
 """Expected number of streaks of bad items that are mistaken for a broken worker, per unit."""
 MAX_REPLACEMENTS_WITHOUT_SUCCESS = 3
-"""Workers of a unit that are replaced, with no call that passes in between, before its items are to blame."""
+"""Workers that are replaced, with no call that passes in between, before their items are to blame."""
+MIN_LATER_STREAK, LATER_STREAK_GROWTH = 16, 4
+"""Failures in succession in a worker before it is replaced nevertheless, and their growth with each such worker."""
 MAX_HELD_CALLS = 100
 """Failed calls of one worker that are held; beyond it, the oldest counts as the fault of its items."""
 
@@ -38,6 +40,14 @@ def is_suspicious(streak: int, failed: int, calls: int, looks: int, longest_clea
     probability = (failed + 1) / (calls + 2)
     expected: float = max(1, looks) * probability**streak
     return expected < MAX_FALSE_ALARMS
+
+
+def may_replace(streak: int, replaced: int) -> bool:
+    """Whether a worker with `streak` failures in succession may be replaced after `replaced` others, with no call that
+    passed in between: new workers fail, too, so that items are to blame, but the last worker may be broken as well. The
+    number of replacements grows with the logarithm of the number of items that fail."""
+    later = replaced - MAX_REPLACEMENTS_WITHOUT_SUCCESS
+    return later < 0 or streak >= MIN_LATER_STREAK * LATER_STREAK_GROWTH**later
 
 
 class FailureStreak:
@@ -161,6 +171,13 @@ class UnitFailures:
     def replaced_enough(self) -> bool:
         """Whether new workers fail, too, so that the items are to blame."""
         return self.replaced_in_succession >= MAX_REPLACEMENTS_WITHOUT_SUCCESS
+
+    def may_replace(self, streak: FailureStreak | None) -> bool:
+        """Whether the worker with this streak may be replaced: not if new workers fail, too, unless its streak is long
+        and no trial waits for workers."""
+        if self.replaced_enough and self.trial is not None:
+            return False
+        return may_replace(0 if streak is None else streak.length, self.replaced_in_succession)
 
     @property
     def holds_items(self) -> bool:
