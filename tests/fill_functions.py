@@ -305,8 +305,7 @@ class AcceleratorError(RuntimeError):
     """As torch.AcceleratorError."""
 
 
-@dt.udf
-class BreaksAt:
+class Breaks:
     """Its object raises from one row on, like a process after a CUDA error."""
 
     def __init__(self) -> None:
@@ -317,6 +316,14 @@ class BreaksAt:
         if self.broken:
             raise AcceleratorError("CUDA error: unspecified launch failure")
         return 2 * id
+
+
+class AsyncBreaks(Breaks):
+    async def __call__(self, id: int) -> int:  # type: ignore[override]
+        return super().__call__(id)
+
+
+BreaksAt, AsyncBreaksAt = dt.udf(Breaks), dt.udf(AsyncBreaks)
 
 
 class ArraysThatBreak:
@@ -335,8 +342,7 @@ class ArraysThatBreak:
 arrays_that_break = dt.udf(ArraysThatBreak, data_type="int64")
 
 
-@dt.udf
-class FailsFrom:
+class Fails:
     """Its object raises an ordinary exception from one row on: nothing in it says that the process is broken."""
 
     def __init__(self) -> None:
@@ -347,6 +353,14 @@ class FailsFrom:
         if self.broken:
             raise ValueError("no result")
         return 2 * id
+
+
+class AsyncFails(Fails):
+    async def __call__(self, id: int) -> int:  # type: ignore[override]
+        return super().__call__(id)
+
+
+FailsFrom, AsyncFailsFrom = dt.udf(Fails), dt.udf(AsyncFails)
 
 
 class ArraysThatFail:
@@ -363,6 +377,63 @@ class ArraysThatFail:
 
 
 arrays_that_fail = dt.udf(ArraysThatFail, data_type="int64", input_columns=["id"])
+
+
+BREAKING_ROWS = [0, 10, 11, 12, 700]
+
+
+@dt.udf
+class FailsFromMany:
+    """Its object fails from any of these rows on. It records its setups."""
+
+    def __init__(self) -> None:
+        record_row(-1)
+        self.broken = False
+
+    def __call__(self, id: int) -> int:
+        self.broken = self.broken or id in BREAKING_ROWS
+        if self.broken:
+            raise ValueError("no result")
+        return 2 * id
+
+
+OUTAGE = 610
+"""From this row on, no worker can compute any row."""
+
+
+class Outage:
+    """Records its setups as row -1."""
+
+    def __init__(self) -> None:
+        record_row(-1)
+
+    def __call__(self, id: int) -> int:
+        mark = Path(os.environ[LOG]) / "outage"
+        if id == OUTAGE:
+            mark.touch()
+        if id >= OUTAGE or mark.exists():
+            raise ConnectionError("no route to host")
+        return 2 * id
+
+
+class AsyncOutage(Outage):
+    async def __call__(self, id: int) -> int:  # type: ignore[override]
+        return super().__call__(id)
+
+
+outage, async_outage = dt.udf(Outage), dt.udf(AsyncOutage)
+
+
+@dt.udf
+def fails_and_dies(id: int) -> int:
+    """A row that ends its process, among rows that raise."""
+    if id == 20:
+        os._exit(3)
+    if 10 <= id < 20:
+        raise ValueError("bad row")
+    return 2 * id
+
+
 BAD_ROWS = [*range(200), *range(400, 700)]
 
 

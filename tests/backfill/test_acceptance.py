@@ -272,7 +272,7 @@ def test_rows_that_kill_their_worker_are_isolated_and_no_process_is_left(tmp_pat
     until(lambda: not children() - before, "all workers are gone")
 
 
-@pytest.mark.parametrize("function", [fns.BreaksAt, fns.arrays_that_break])
+@pytest.mark.parametrize("function", [fns.BreaksAt, fns.arrays_that_break, fns.AsyncBreaksAt])
 def test_a_row_that_leaves_its_process_broken_costs_no_other_row(tmp_path: Path, function: dt.Udf) -> None:
     uri = made(tmp_path, 1000, 1000)
     filled = dt.table(uri).backfill("n", function, cluster=HALF, on_error="skip")
@@ -283,7 +283,7 @@ def test_a_row_that_leaves_its_process_broken_costs_no_other_row(tmp_path: Path,
     assert not left_over(uri)
 
 
-@pytest.mark.parametrize("function", [fns.FailsFrom, fns.arrays_that_fail])
+@pytest.mark.parametrize("function", [fns.FailsFrom, fns.arrays_that_fail, fns.AsyncFailsFrom])
 @pytest.mark.parametrize("fragment_rows", [1000, 150])
 def test_a_row_after_which_all_rows_fail_costs_no_other_row(
     tmp_path: Path, function: dt.Udf, fragment_rows: int
@@ -295,6 +295,35 @@ def test_a_row_after_which_all_rows_fail_costs_no_other_row(
     (error,) = dt.table(uri).errors("n")
     assert (error.fragment * fragment_rows + error.offset, error.error) == (fns.BAD, "ValueError")
     assert not left_over(uri)
+
+
+def test_the_first_row_of_a_worker_and_neighbours_may_break_workers(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 1000, 1000)
+    filled = dt.table(uri).backfill("n", fns.FailsFromMany, cluster=HALF, on_error="skip")
+    assert by_id(uri, "n") == twice(range(1000), fns.BREAKING_ROWS)
+    assert filled.errors == len(fns.BREAKING_ROWS)
+    assert calls.rows()[-1] <= 1 + 5 * len(fns.BREAKING_ROWS)
+
+
+@pytest.mark.parametrize("function", [fns.outage, fns.async_outage])
+def test_few_workers_are_replaced_where_all_rows_fail(tmp_path: Path, calls: Calls, function: dt.Udf) -> None:
+    """Rows that passed before fail, too, in all workers: a service is down."""
+    uri = made(tmp_path, 3000, 150)
+    filled = dt.table(uri).backfill("n", function, cluster=HALF, on_error="skip")
+    failed = [row for row, value in by_id(uri, "n").items() if value is None]
+    assert failed == list(range(min(failed), 3000))
+    assert min(failed) <= fns.OUTAGE
+    assert filled.errors == len(dt.table(uri).errors("n")) == len(failed)
+    assert calls.rows()[-1] <= 60, "about ten; more if tasks end after each row"
+    assert not left_over(uri)
+
+
+@pytest.mark.processes
+def test_failed_rows_are_counted_beside_a_row_that_kills_its_worker(tmp_path: Path) -> None:
+    uri = made(tmp_path, 100, 100)
+    filled = dt.table(uri).backfill("n", fns.fails_and_dies, cluster=HALF, on_error="skip")
+    assert by_id(uri, "n") == twice(range(100), range(10, 21))
+    assert filled.errors == len(dt.table(uri).errors("n")) == 11
 
 
 @pytest.mark.processes

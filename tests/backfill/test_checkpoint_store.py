@@ -15,6 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from dovetail.backfill.checkpoints import (  # noqa: E402
     MIN_PARTS_TO_MERGE,
     AttemptMark,
+    BrokenMark,
     CheckpointStore,
     HangMark,
     Part,
@@ -122,6 +123,16 @@ def test_a_task_that_ends_before_a_row_keeps_its_mark(kept: CheckpointStore) -> 
         kept.mark(TASK, mark)
     kept.clean_up(TASK, "run", 77, merge=False)
     assert kept.scan(TASK).tried == [AttemptMark(77, 78, "run")]
+
+
+def test_the_mark_of_rows_that_broke_a_worker_is_kept_until_parts_have_them(kept: CheckpointStore) -> None:
+    kept.mark(TASK, BrokenMark(5, 6, "run"))
+    kept.mark(TASK, BrokenMark(7, 8, "earlier"))
+    kept.clean_up(TASK, "run", TASK.stop, merge=False)
+    assert kept.scan(TASK).broken == [BrokenMark(5, 6, "run")]
+    kept.save(TASK, 0, 10, [batch(list(range(10)))], [])
+    kept.clean_up(TASK, "run", TASK.stop, merge=False)
+    assert kept.scan(TASK).broken == []
 
 
 def test_the_mark_of_a_row_that_hung_is_kept_until_a_part_has_the_row(kept: CheckpointStore) -> None:

@@ -10,12 +10,14 @@ import pytest
 
 import fill_functions as fns
 from backfill_aids import by_id, made, twice
-from dovetail.backfill.checkpoints import AttemptMark, PartMissingError
+from dovetail.backfill.checkpoints import BrokenMark, PartMissingError
 from dovetail.backfill.range_worker import WorkerAlreadyBrokenError, WorkerBrokenError
 from dovetail.backfill.store import Store
 from staged_backfill import NEVER_S, PATIENCE_S, Staged
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dovetail.backfill.commit_thread import Committer
     from dovetail.backfill.pending_work import PendingWork
     from dovetail.backfill.task import RangeResult, RangeTask
@@ -65,6 +67,25 @@ def test_a_data_file_with_too_few_rows_is_not_written(staged: Staged) -> None:
         with pytest.raises(RuntimeError, match="instead of 200"):
             staged.found.write("dt-short.lance", schema, batches, 200)
     assert not Path(staged.found.uri, "data", "dt-short.lance").exists()
+
+
+def test_a_worker_that_is_killed_while_it_writes_leaves_nothing_in_the_folder_of_data(staged: Staged) -> None:
+    """Lance writes under a temporary name, which a killed process leaves."""
+    worker = staged.worker()
+    staged.leave(worker, 0, 200)
+    data, seen = Path(staged.found.uri, "data"), []
+    before = set(data.iterdir())
+    batches = worker._batches
+
+    def looks(*given: Any) -> Iterator[Any]:
+        seen.append(set(data.iterdir()))  # the file is open
+        yield from batches(*given)
+        seen.append(set(data.iterdir()))
+
+    worker._batches = looks  # type: ignore[method-assign, assignment]
+    done = worker([staged.task(200, 200)])[0]
+    assert seen == [before] * 2
+    assert set(data.iterdir()) - before == {data / done.file}
 
 
 def test_of_two_files_of_one_fragment_one_is_committed(staged: Staged) -> None:
@@ -184,21 +205,21 @@ def test_a_worker_that_a_row_has_broken_calls_no_row_of_the_tasks_that_it_still_
         worker([breaking.task(700, 800)])
     with pytest.raises(WorkerAlreadyBrokenError, match=f"row {fns.BAD} of fragment 0"):
         worker([breaking.task(900, 950)])
-    marked = [(mark.start, mark.stop) for mark in worker.checkpoints.scan(breaking.task(0, 1000)).tried]
-    assert sorted(marked) == [(700, 800), (fns.BAD, fns.BAD + 1)]
+    assert worker.checkpoints.scan(breaking.task(0, 1000)).broken == [BrokenMark(fns.BAD, fns.BAD + 1, "run")]
 
 
 def test_a_suspect_row_that_fails_behind_the_row_that_broke_its_worker_is_tried_again(breaking: Staged) -> None:
     """The worker computes both rows alone, and no other: nothing shows that it is broken when the second one fails."""
     broken, bad, good = breaking.worker(), breaking.task(fns.BAD, fns.BAD + 1), breaking.task(901, 902)
     for suspect in (bad, good):
-        broken.checkpoints.mark(suspect, AttemptMark(suspect.start, suspect.stop, broken.job.run))
+        broken.checkpoints.mark(suspect, BrokenMark(suspect.start, suspect.stop, broken.job.run))
     (found,) = broken([bad])
     assert (found.reached, found.errors) == (fns.BAD + 1, 1)
     with pytest.raises(WorkerAlreadyBrokenError):
         broken([good])
-    (mark,) = [mark for mark in broken.checkpoints.scan(good).tried if mark.start == 901]
-    assert mark.time == 1, "the row has failed once more, but in a worker that was broken before"
+    found_files = broken.checkpoints.scan(good)
+    assert not found_files.tried, "the row has failed once more, but in a worker that was broken before"
+    assert BrokenMark(901, 902, broken.job.run, 2) in found_files.broken
     (found,) = breaking.worker()([good])
     assert (found.reached, found.errors) == (902, 0)
 

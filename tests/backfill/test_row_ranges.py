@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from dovetail.backfill.checkpoints import (
     MIN_PARTS_TO_MERGE,
     AttemptMark,
+    BrokenMark,
     FragmentFiles,
     HangMark,
     Part,
     covering_parts,
     finished_file_name,
+    first_suspect,
     narrowest_attempt,
     parse_file_names,
     parts_to_merge,
@@ -103,6 +105,14 @@ def test_the_narrowest_attempt_is_within_the_requested_range(
     assert times in {item.time for item in tried}
 
 
+def test_a_suspect_before_a_narrower_one_is_computed_first() -> None:
+    tried = [AttemptMark(0, 150, "run"), AttemptMark(10, 13, "run", 2), AttemptMark(0, 8, "run")]
+    assert first_suspect(tried[:2], 0, 150) == (10, 13, 2)
+    assert first_suspect(tried, 0, 150) == (0, 8, 1)
+    assert first_suspect(tried, 8, 150) == (10, 13, 2)
+    assert first_suspect(tried, 13, 150) == (13, 150, 1)
+
+
 @given(st.integers(1, 5000), st.data())
 def test_a_row_that_kills_workers_is_found_after_few_deaths(rows: int, data: st.DataObject) -> None:
     """As workers go through it: the narrowest range that was tried, in sixteenths."""
@@ -127,6 +137,7 @@ NAMES = [
     Part(0, 10, 5).name,
     AttemptMark(3, 4, "run-1", 2).name,
     AttemptMark(3, 4, "a.b.c", 1).name,
+    BrokenMark(3, 5, "a.b", 2).name,
     HangMark(7, "run-1").name,
     finished_file_name("dt-a-b-c.lance"),
     finished_file_name("dt-a-b-d.lance", "0123456789abcdef"),
@@ -137,12 +148,13 @@ def test_file_names_are_parsed_as_they_were_written() -> None:
     found = parse_file_names(NAMES)
     assert found.parts == [Part(0, 10, 5)]
     assert found.tried == [AttemptMark(3, 4, "run-1", 2), AttemptMark(3, 4, "a.b.c", 1)]
+    assert found.broken == [BrokenMark(3, 5, "a.b", 2)]
     assert found.hung == [HangMark(7, "run-1")]
     assert found.finished == [("dt-a-b-c.lance", ""), ("dt-a-b-d.lance", "0123456789abcdef")]
 
 
 @pytest.mark.parametrize(
-    "name", ["", "p", "p.", "p.1.2", "p.1.2.x", "p.-1.2.3", "t.1.2", "t.a.2.1.run", "x.", "q.1.2.3"]
+    "name", ["", "p", "p.", "p.1.2", "p.1.2.x", "p.-1.2.3", "t.1.2", "t.a.2.1.run", "b.1.2.run", "x.", "q.1.2.3"]
 )
 def test_unknown_file_names_are_ignored(name: str) -> None:
     found = parse_file_names([name])

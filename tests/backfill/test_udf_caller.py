@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from dovetail.backfill.udf import ErrorPolicy, udf
 from dovetail.backfill.udf_caller import BatchResult, CallSizer, UdfCaller
 from dovetail.engines.worker_context import Worker
+from dovetail.streaming.failure_streak import MIN_LATER_STREAK
 from runtime.aids import Script
 
 if TYPE_CHECKING:
@@ -313,6 +314,10 @@ def test_a_value_that_python_does_not_have_is_a_failure_of_its_row(how: str) -> 
 # --- workers in which all rows fail
 
 
+class AcceleratorError(RuntimeError):
+    """As torch.AcceleratorError."""
+
+
 class FailsAfter:
     """Its object fails from row 10 on, whatever the row. `calls`: all rows in the order of their calls."""
 
@@ -330,6 +335,9 @@ class FailsAfter:
     def arrays(self, n: pa.Array) -> pa.Array:
         return pa.array([self(value) for value in n.to_pylist()], pa.int64())
 
+    async def awaited(self, n: int) -> int:
+        return self(n)
+
 
 def single_rows(caller: UdfCaller, first: int, stop: int) -> list[BatchResult]:
     """One run per row, as when the time of each run is over at once."""
@@ -337,12 +345,50 @@ def single_rows(caller: UdfCaller, first: int, stop: int) -> list[BatchResult]:
     return [caller.run(batch, 0.0, nobody) for batch in batches]
 
 
-@pytest.mark.parametrize("how", ["values", "arrays"])
+@pytest.mark.parametrize("how", ["__call__", "arrays", "awaited"])
 def test_a_run_that_ends_with_a_failed_row_shows_a_broken_worker(how: str) -> None:
-    given = FailsAfter()
-    caller = caller_of(given if how == "values" else given.arrays, SKIP, data_type="int64", input_columns=["n"])
+    caller = caller_of(getattr(FailsAfter(), how), SKIP, data_type="int64", input_columns=["n"])
     assert [found.broken for found in single_rows(caller, 0, 10)] == [None] * 10
     assert [found.broken for found in single_rows(caller, 10, 13)] == [(0, 1)] * 3
+    caller.teardown()
+
+
+@pytest.mark.parametrize("how", ["__call__", "arrays", "awaited"])
+def test_a_worker_in_which_no_row_has_passed_is_replaced_unless_others_were_before(how: str) -> None:
+    for replaced, broken in [(0, True), (2, True), (3, False)]:
+        caller = caller_of(getattr(FailsAfter(), how), SKIP, data_type="int64", input_columns=["n"])
+        caller.watch.replaced_before = replaced
+        assert [found.broken is not None for found in single_rows(caller, 10, 12)] == [broken] * 2
+        assert all(found.broken is not None for found in single_rows(caller, 12, 12 + MIN_LATER_STREAK)[-2:])
+        caller.teardown()
+
+
+def test_all_rows_of_a_call_that_broke_its_worker_are_suspects() -> None:
+    """Its rows are called again one by one: the first one that fails is not the one that broke it."""
+    caller = caller_of(FailsAfter().arrays, SKIP, batch_size=8, data_type="int64", input_columns=["n"])
+    assert run(caller, numbers(16)).broken == (8, 16)
+
+
+def test_all_rows_in_flight_are_suspects() -> None:
+    async def breaks(n: int) -> int:
+        await asyncio.sleep(0.0 if n == 3 else 0.001)
+        if n > 2:
+            raise AcceleratorError("CUDA error")
+        return n
+
+    found = run(caller_of(breaks, SKIP, slots=4), numbers(100))
+    assert found.broken == (0, 4)
+
+
+def test_a_bad_row_in_a_slot_without_others_is_found_by_a_row_that_passed_in_another_slot() -> None:
+    def odd(n: int) -> int:
+        return 10 // (n % 2)
+
+    caller = caller_of(odd, SKIP)
+    single_rows(caller, 1, 2)
+    other = caller.clone_for_thread()
+    assert [found.broken for found in single_rows(other, 2, 3)] == [None]
+    other.teardown()
     caller.teardown()
 
 
@@ -354,13 +400,13 @@ def test_a_bad_row_at_the_end_of_a_run_is_found_by_one_call_of_a_row_that_passed
         return 10 // (n % 2)
 
     caller = caller_of(odd, SKIP)
-    assert all(found.broken is None for found in single_rows(caller, 0, 5))
-    assert calls == [0, 1, 2, 1, 3, 4, 3]
+    assert all(found.broken is None for found in single_rows(caller, 1, 5))
+    assert calls == [1, 2, 1, 3, 4, 3]
     caller.teardown()
 
 
 def test_a_function_that_fails_by_chance_breaks_no_worker() -> None:
-    chance = random.Random(1)
+    chance = random.Random(2)  # the first row passes
 
     def flaky(n: int) -> int:
         if chance.random() < 0.2:
@@ -817,6 +863,8 @@ def test_successive_runs_return_the_results_of_a_plain_loop(
     on_error = ErrorPolicy("skip" if then == "skip" else "fail")
     caller = caller_of(fn, on_error, batch_size=batch_size, slots=slots, timeout_s=60 if kind == "timed" else None)
     whole = pa.record_batch({"n": pa.array(values, pa.int64()), "row": pa.array(range(len(values)), pa.int64())})
+    good = pa.record_batch({"n": pa.array([0], pa.int64()), "row": pa.array([-1], pa.int64())})
+    assert caller.run(good, FOREVER, nobody).rows == 1  # the first rows of a worker may have broken it
     got: list[Any] = []
     failed: list[int] = []
     turn = 0
@@ -836,9 +884,9 @@ def test_successive_runs_return_the_results_of_a_plain_loop(
     assert got == [None if n is None or row in bad else n * 2 for row, n in enumerate(values)]
     assert failed == sorted(row for row in bad if row < len(values))
     if kind in ("scalar", "timed"):
-        assert calls.keys() == set(range(len(values)))
+        assert calls.keys() == {-1, *range(len(values))}
         assert all(calls[row] == 1 for row in failed), "only rows that passed are called again"
-        assert sum(calls.values()) <= len(values) + ends_with_failure
+        assert sum(calls.values()) <= 1 + len(values) + ends_with_failure
 
 
 def shout(text: str) -> str:

@@ -1,7 +1,8 @@
 """Call an async UDF with several rows in flight on one event loop.
 
 One consumer task per slot takes the next rows in order. When a row ends the run, calls of later rows are cancelled and
-calls of earlier rows are awaited, so that the result is always a prefix of the rows.
+calls of earlier rows are awaited, so that the result is always a prefix of the rows. Rows count as passed or failed in
+the order in which their calls end; which row left a process broken is unknown if several were in flight.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.backfill.failed_rows import capture_failure
 from dovetail.engines.call_retry import retry_call_async
 from dovetail.engines.call_timeout import call_with_timeout_async
+from dovetail.engines.exception_summary import is_worker_broken
 
 if TYPE_CHECKING:
     from dovetail.backfill.task import FailedRow
@@ -38,6 +40,12 @@ class _AsyncBatch:
     failed_row: int | None = None
     """The first row that ends the run."""
     result_bytes: int = 0
+    streak: list[int] = field(default_factory=list)
+    """Rows that failed in succession."""
+    suspicious: bool = False
+    """Whether more rows fail in succession than bad rows explain: no more are called."""
+    broken: tuple[int, int] | None = None
+    """Rows [start, stop) whose calls were in flight when an exception meant a broken process; they are cancelled."""
 
 
 def run_async(caller: UdfCaller, batch: Any, until: float, gathered: ResultBuffer) -> None:
@@ -50,8 +58,20 @@ def run_async(caller: UdfCaller, batch: Any, until: float, gathered: ResultBuffe
         return state.consumers.get(task) if task is not None else None
 
     caller.watchdog.running = running
+    caller.watch.begin(batch)
     loop.run_until_complete(_run_consumers(caller, state))
+    gathered.broken = state.broken
+
+    def call_again(batch: Any, row: int) -> object:
+        return loop.run_until_complete(_call_row(caller, batch, row, blamed=caller.watch.last_failed))
+
+    can_end_broken = caller.on_error.then != "fail" and state.broken is None
+    if caller.watch.end(call_again if can_end_broken else None):
+        gathered.broken = min(state.streak), state.next
+    elif state.suspicious:
+        caller.watch.clear_streak()
     _collect_results(caller, state, gathered)
+    gathered.stopped |= gathered.broken is not None
 
 
 async def _run_consumers(caller: UdfCaller, state: _AsyncBatch) -> None:
@@ -66,7 +86,7 @@ async def _run_consumers(caller: UdfCaller, state: _AsyncBatch) -> None:
 async def _consume(caller: UdfCaller, state: _AsyncBatch) -> None:
     task = asyncio.current_task()
     assert task is not None
-    while state.failed_row is None and state.next < state.batch.num_rows and state.result_bytes < MAX_RESULT_BYTES:
+    while not _is_ending(state) and state.next < state.batch.num_rows and state.result_bytes < MAX_RESULT_BYTES:
         left = state.until - time.monotonic()
         if state.next and left <= 0:
             return
@@ -113,7 +133,9 @@ async def _retry_row(caller: UdfCaller, state: _AsyncBatch, row: int, error: Bas
                 return await call()
             except BaseException as raised:
                 error = raised
-        await retry_call_async(caller.on_error, error, call, lambda _error: _is_cancelled(state, row))
+        await retry_call_async(
+            caller.on_error, error, call, lambda raised: _is_cancelled(state, row) or is_worker_broken(raised)
+        )
     except BaseException as last:
         if not _is_cancelled(state, row):
             _on_row_failed(caller, state, row, last)
@@ -122,24 +144,34 @@ async def _retry_row(caller: UdfCaller, state: _AsyncBatch, row: int, error: Bas
 async def _call_once(caller: UdfCaller, state: _AsyncBatch, row: int, rows: int) -> Any:
     """Result of a call; arrays for vectorised functions."""
     if caller.kind == "scalar" or rows == 1:
-        args = caller.row_arguments(state.batch, row)
+        result = await _call_row(caller, state.batch, row, blamed=row)
     else:
         piece = state.batch.slice(row, rows)
         args = tuple(piece.columns) if caller.kind == "arrays" else (piece,)
-    if caller.timeout_s is None:
-        result = await caller.call(*args)
-    else:
-        allowed_s = caller.allowed_s(caller.timeout_s, rows)
-        caller.watchdog.begin(row, rows, allowed_s)
-        try:
-            result = await call_with_timeout_async(lambda: caller.call(*args), allowed_s)
-        finally:
-            caller.watchdog.end(row)
+        result = await _call_timed(caller, args, row, rows)
     return result if caller.kind == "scalar" else caller.converter.arrays(result, rows)
+
+
+async def _call_row(caller: UdfCaller, batch: Any, row: int, *, blamed: int) -> Any:
+    """Call one row; if it hangs, the row `blamed` of the current run is to blame."""
+    return await _call_timed(caller, caller.row_arguments(batch, row), blamed, 1)
+
+
+async def _call_timed(caller: UdfCaller, args: tuple[Any, ...], row: int, rows: int) -> Any:
+    if caller.timeout_s is None:
+        return await caller.call(*args)
+    allowed_s = caller.allowed_s(caller.timeout_s, rows)
+    caller.watchdog.begin(row, rows, allowed_s)
+    try:
+        return await call_with_timeout_async(lambda: caller.call(*args), allowed_s)
+    finally:
+        caller.watchdog.end(row)
 
 
 def _on_rows_done(caller: UdfCaller, state: _AsyncBatch, row: int, rows: int, result: Any) -> None:
     state.done[row] = (rows, result)
+    state.streak.clear()
+    caller.watch.count_passed(row, rows)
     scalar = caller.kind == "scalar"
     state.result_bytes += sys.getsizeof(result, 0) if scalar else sum(array.nbytes for array in result)
 
@@ -148,6 +180,15 @@ def _on_row_failed(caller: UdfCaller, state: _AsyncBatch, row: int, error: BaseE
     state.failures[row] = capture_failure(row, error)
     if caller.on_error.then == "skip":
         state.done[row] = (1, caller.converter.null_result if caller.kind == "scalar" else caller.nulls(1))
+        if is_worker_broken(error):
+            state.broken = min(row, *state.consumers.values()), state.next
+            for consumer, other in list(state.consumers.items()):
+                if other != row:
+                    consumer.cancel()
+            return
+        state.streak.append(row)
+        caller.watch.count_failed(row)
+        state.suspicious = state.suspicious or caller.watch.is_suspicious
     elif state.failed_row is None or row < state.failed_row:
         state.failed_row = row
         for consumer, other in list(state.consumers.items()):
@@ -155,9 +196,13 @@ def _on_row_failed(caller: UdfCaller, state: _AsyncBatch, row: int, error: BaseE
                 consumer.cancel()
 
 
+def _is_ending(state: _AsyncBatch) -> bool:
+    return state.failed_row is not None or state.suspicious or state.broken is not None
+
+
 def _is_cancelled(state: _AsyncBatch, row: int) -> bool:
-    """Whether the row was cancelled because an earlier row ends the run."""
-    return state.failed_row is not None and row > state.failed_row
+    """Whether the row was cancelled because an earlier row ends the run, or because the process is broken."""
+    return state.broken is not None or (state.failed_row is not None and row > state.failed_row)
 
 
 def _collect_results(caller: UdfCaller, state: _AsyncBatch, gathered: ResultBuffer) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dovetail.backfill.task import FailedRow, FillJob, RangeTask
 
-PART_PREFIX, ATTEMPT_PREFIX, HANG_PREFIX, FINISHED_PREFIX = "p", "t", "x", "f"
+PART_PREFIX, ATTEMPT_PREFIX, BROKEN_PREFIX, HANG_PREFIX, FINISHED_PREFIX = "p", "t", "b", "x", "f"
 MIN_PARTS_TO_MERGE = 8
 
 
@@ -47,6 +47,21 @@ class AttemptMark:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokenMark:
+    """Mark of rows that may have left their worker broken; they are computed alone by another worker."""
+
+    start: int
+    stop: int
+    run: str
+    replaced: int = 1
+    """Workers in succession that were replaced, with no row that passed in between."""
+
+    @property
+    def name(self) -> str:
+        return f"{BROKEN_PREFIX}.{self.start}.{self.stop}.{self.replaced}.{self.run}"
+
+
+@dataclass(frozen=True, slots=True)
 class HangMark:
     """Mark of a row whose call exceeded its timeout and could not be interrupted."""
 
@@ -64,6 +79,7 @@ class FragmentFiles:
 
     parts: list[Part] = field(default_factory=list)
     tried: list[AttemptMark] = field(default_factory=list)
+    broken: list[BrokenMark] = field(default_factory=list)
     hung: list[HangMark] = field(default_factory=list)
     finished: list[tuple[str, str]] = field(default_factory=list)
     """Complete data files that may not be committed yet, each with the hash of the values its other rows keep."""
@@ -82,6 +98,8 @@ def parse_file_names(names: Iterable[str]) -> FragmentFiles:
             found.parts.append(Part(int(pieces[0]), int(pieces[1]), int(pieces[2])))
         elif kind == ATTEMPT_PREFIX and len(pieces) >= 4 and all(map(str.isdecimal, pieces[:3])):
             found.tried.append(AttemptMark(int(pieces[0]), int(pieces[1]), ".".join(pieces[3:]), int(pieces[2])))
+        elif kind == BROKEN_PREFIX and len(pieces) >= 4 and all(map(str.isdecimal, pieces[:3])):
+            found.broken.append(BrokenMark(int(pieces[0]), int(pieces[1]), ".".join(pieces[3:]), int(pieces[2])))
         elif kind == HANG_PREFIX and len(pieces) >= 2 and pieces[0].isdecimal():
             found.hung.append(HangMark(int(pieces[0]), ".".join(pieces[1:])))
     found.parts.sort()
@@ -157,6 +175,15 @@ def narrowest_attempt(tried: Sequence[AttemptMark], start: int, stop: int) -> tu
     return max(start, least.start), min(stop, least.stop), times
 
 
+def first_suspect(tried: Sequence[AttemptMark], start: int, stop: int) -> tuple[int, int, int] | None:
+    """The narrowest attempt within [start, stop), unless there are others before it."""
+    found = narrowest_attempt(tried, start, stop)
+    if found is None or found[0] == start:
+        return found
+    before = [item for item in tried if item.start >= start and item.stop <= found[0]]
+    return first_suspect(before, start, found[0]) or found
+
+
 CARRIED_OVER = "before"
 """Infix of error files about rows that failed earlier and that this backfill does not compute."""
 
@@ -178,7 +205,7 @@ class CheckpointStore:
     def scan(self, task: RangeTask) -> FragmentFiles:
         return parse_file_names(self._store.names(self._folder(task)))
 
-    def mark(self, task: RangeTask, mark: AttemptMark | HangMark) -> None:
+    def mark(self, task: RangeTask, mark: AttemptMark | BrokenMark | HangMark) -> None:
         self._store.put(f"{self._folder(task)}/{mark.name}", b"")
 
     def unmark(self, task: RangeTask, mark: AttemptMark) -> None:
@@ -225,6 +252,10 @@ class CheckpointStore:
         self._store.delete(path)
         raise PartMissingError(f"{part.name} of fragment {task.fragment}")
 
+    def scratch_folder(self, task: RangeTask) -> str:
+        """Folder on a local disk for files that are being written; empty in an object store."""
+        return self._store.local_folder(self._folder(task))
+
     def mark_finished(self, task: RangeTask, name: str) -> None:
         """Record a complete data file, so that the next driver finds it if this one dies before the commit."""
         self._store.put(f"{self._folder(task)}/{name}", b"")
@@ -233,9 +264,10 @@ class CheckpointStore:
         """Remove the marks of a task that ended before row `reached`, and merge small parts."""
         folder = self._folder(task)
         found = parse_file_names(self._store.names(folder))
-        marks: list[AttemptMark | HangMark] = [
+        marks: list[AttemptMark | BrokenMark | HangMark] = [
             it for it in found.tried if it.run != run or _overlaps(it, task.start, reached)
         ]
+        marks += [it for it in found.broken if it.run != run or not uncovered_ranges(found.parts, it.start, it.stop)]
         marks += [it for it in found.hung if it.run != run or not _is_unresolved(it.row, task, found.parts)]
         self._store.delete(*(f"{folder}/{it.name}" for it in marks))
         small = parts_to_merge(found.parts, _last_saved_row(task, found.parts), self._job.part_bytes) if merge else []

@@ -2,7 +2,8 @@
 
 Behaviour of Lance, established by experiment (pylance 14.0.2):
 - A writer of data files writes under a hidden temporary name (`data/.tmpXXXXXX`) and renames when it is closed. Killed,
-  it leaves that temporary file and nothing under the final name; dropped without being closed, it leaves nothing. On
+  it leaves that temporary file and nothing under the final name (workers therefore write into the folder of their
+  checkpoints first, which is deleted); dropped without being closed, it leaves nothing. On
   object stores an unfinished upload is invisible. As a context manager it also closes after an exception, which would
   leave a truncated file; therefore it is not used as one here.
 - `cleanup_old_versions`, with any arguments, reads only the folders of Lance, never `_dovetail`.
@@ -230,14 +231,26 @@ class LanceTable:
         """Columns whose name occurs in the text, even in quotes: one too many is harmless, one too few is not."""
         return tuple(name for name in self.schema.names if _mentions_column(name, where))
 
-    def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int | None = None) -> int:
+    def write(
+        self,
+        name: str,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+        rows: int | None = None,
+        scratch: str = "",
+    ) -> int:
         """Write a data file that no version references yet; returns its size in bytes. After a failure no file of that
-        name exists. `rows` is checked here, because Lance does not check it and the table would become unreadable."""
+        name exists. `rows` is checked here, because Lance does not check it and the table would become unreadable.
+        `scratch`: an existing folder of this machine for the file while it is written, which is deleted later: a killed
+        writer leaves nothing in the table's own folders."""
         from lance.file import LanceFileWriter
 
         check_table_exists(self.uri)
+        path = f"{self.uri}/data/{name}"
+        if not _is_same_device(scratch, f"{self.uri}/data"):
+            scratch = ""
         writer = LanceFileWriter(
-            f"{self.uri}/data/{name}",
+            f"{scratch}/{name}" if scratch else path,
             schema,
             version=self.dataset.data_storage_version,
             storage_options=self.storage or None,
@@ -250,6 +263,8 @@ class LanceTable:
             if rows is not None and written != rows:
                 raise RuntimeError(f"{name} would have {written} rows instead of {rows}")
             writer.close()
+            if scratch:
+                Path(scratch, name).replace(path)
             return int(writer.size_bytes or 0)
         finally:
             del writer  # deletes what it wrote if it was not closed
@@ -394,6 +409,14 @@ def _mentions_column(name: str, where: str) -> bool:
 
 def _quoted_names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
+
+
+def _is_same_device(folder: str, other: str) -> bool:
+    """Whether both folders exist on one file system of this machine, so that a file can be moved between them."""
+    try:
+        return bool(folder) and Path(folder).stat().st_dev == Path(other).stat().st_dev
+    except OSError:
+        return False
 
 
 def _attempts() -> Iterator[bool]:

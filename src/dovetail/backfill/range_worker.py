@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.checkpoints import (
     AttemptMark,
+    BrokenMark,
     CheckpointStore,
     HangMark,
     Part,
     PartMissingError,
     covering_parts,
     finished_file_name,
+    first_suspect,
     merge_kept_values,
-    narrowest_attempt,
     slice_batches,
     uncovered_ranges,
 )
@@ -263,37 +264,44 @@ class RangeWorker:
     ) -> BatchResult:
         """Have this worker replaced: another one tries the rows alone. A row that broke that one too is to blame."""
         first, last = window.row_at(broken[0]), window.row_at(broken[1] - 1) + 1
+        rows = f"row {first}" if last - first == 1 else f"one of the rows {first} to {last - 1}"
         reason = f": {called.failures[-1].error_type}: {called.failures[-1].message}" if called.failures else ""
+        reason = f"{rows} of fragment {task.fragment} left its worker broken{reason}"
         if self._broken:
             raise WorkerAlreadyBrokenError(self._broken)  # by a call in another thread
-        self._broken = f"row {first} of fragment {task.fragment} left its worker broken{reason}"
-        if self.caller.watch.was_doubtful:
-            self.checkpoints.mark(task, AttemptMark(first, last, self.job.run))
-            raise WorkerAlreadyBrokenError(self._broken)
-        again = any(
-            (mark.start, mark.stop) == (first, last) and mark.time >= MIN_DEATHS_TO_BLAME
-            for mark in self.checkpoints.scan(task).tried
-            if mark.run == self.job.run
-        )
-        if again and broken == (0, 1):
+        watch = self.caller.watch
+        again = any((mark.start, mark.stop) == (first, last) for mark in self._broken_marks(task))
+        if again and broken == (0, 1) and not watch.was_doubtful:
+            self._broken = reason if watch.has_passed else ""  # if no row has passed, the next one shows it
             failures = called.failures[:1]
             return replace(called, rows=1, arrays=self.caller.nulls(1), failures=failures, stopped=False, broken=None)
-        self.checkpoints.mark(task, AttemptMark(first, last, self.job.run))
-        raise WorkerBrokenError(self._broken)
+        self._broken = reason
+        replaced = 1 if watch.has_passed else watch.replaced_before + 1
+        self.checkpoints.mark(task, BrokenMark(first, last, self.job.run, replaced))
+        if watch.was_doubtful:
+            raise WorkerAlreadyBrokenError(reason)
+        raise WorkerBrokenError(reason)
+
+    def _broken_marks(self, task: RangeTask) -> list[BrokenMark]:
+        return [mark for mark in self.checkpoints.scan(task).broken if mark.run == self.job.run]
 
     # --- rows that kill workers
 
     def _compute_suspects(
         self, task: RangeTask, found: FragmentFiles, start: int, stop: int, until: float, times: PhaseTimes
     ) -> ComputedRange | None:
-        """Compute rows of dead workers in steps, each saved at once; None: no worker died here."""
+        """Compute rows of dead or broken workers in steps, each saved at once; None: no worker died or broke here."""
         mine = [item for item in found.tried if item.run == self.job.run]
         hung = sorted(item.row for item in found.hung if item.run == self.job.run and start <= item.row < stop)
         if hung:
             return self._compute_around(task, start, hung[0], self._timed_out_row(task, hung[0]), until, times)
-        suspect = narrowest_attempt(mine, start, stop)
+        broken = [item for item in found.broken if item.run == self.job.run]
+        mine += [AttemptMark(item.start, item.stop, item.run, 0) for item in broken]
+        suspect = first_suspect(mine, start, stop)
         if suspect is None:
             return None
+        watch = self.caller.watch
+        watch.replaced_before = max([watch.replaced_before, *(item.replaced for item in broken if item.stop > start)])
         first, last, deaths = suspect
         if last - first == 1 and deaths >= MIN_DEATHS_TO_BLAME:
             return self._compute_around(task, start, first, _fatal_row(task, first), until, times)
@@ -301,9 +309,7 @@ class RangeWorker:
             return self._compute_in_steps(task, start, first, first - start, until, times)
         step = max(1, (last - first) // BISECTION_STEPS)
         alone = last - first == 1
-        piece = self._compute_in_steps(task, first, last, step, until, times, deaths + 1 if alone else 1)
-        self.caller.watch.suspect_failed |= alone and bool(piece.failures)
-        return piece
+        return self._compute_in_steps(task, first, last, step, until, times, deaths + 1 if alone else 1)
 
     def _compute_in_steps(
         self, task: RangeTask, start: int, stop: int, step: int, until: float, times: PhaseTimes, time_number: int = 1
@@ -325,8 +331,8 @@ class RangeWorker:
             whole.stop, whole.failed = piece.stop, piece.failed
             whole.computed += piece.computed
             whole.failures += piece.failures
-            if piece.failed is not None or piece.stop < mark.stop:
-                break
+            if piece.failed is not None or piece.stop < mark.stop or piece.failures:
+                break  # failures are reported before the next step, which may end the worker
         return whole  # without batches: they are saved in parts
 
     def _compute_around(
@@ -392,7 +398,8 @@ class RangeWorker:
         # buffered results come first: parts must be read back
         parts = [Part(start, stop) for start, stop in buffered] + with_parts
         schema = self.reader.schema
-        done.size_bytes = self.table.write(name, schema, self._batches(task, parts, buffered), task.rows)
+        batches, scratch = self._batches(task, parts, buffered), self.checkpoints.scratch_folder(task)
+        done.size_bytes = self.table.write(name, schema, batches, task.rows, scratch)
         self.checkpoints.mark_finished(task, finished_file_name(name, task.before))
         done.file = name
 

@@ -91,6 +91,10 @@ class Store:
         if isinstance(self._files, _LocalFiles):
             self._files.delete_temporary(folder, older_than_s)
 
+    def local_folder(self, folder: str) -> str:
+        """Path of a folder on a local disk; empty in an object store."""
+        return f"{self.uri}/{FOLDER_NAME}/{folder}" if self.is_local else ""
+
     def describe(self) -> str:
         return f"{self.uri}/{FOLDER_NAME}"
 

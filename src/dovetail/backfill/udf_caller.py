@@ -129,6 +129,8 @@ class UdfCaller:
         self.watch = FailureWatch()
         self._single_rows_left = 0
         """Remaining rows of a failed call that are to be called one by one."""
+        self._repeated = -1, 0
+        """Rows [start, stop) of the last call of many rows that raised in this run."""
         self._target: Any = None
         self._call: Callable[..., Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -147,6 +149,7 @@ class UdfCaller:
         """Caller of the same object for another thread, with its own pace and watchdog; without setup and teardown."""
         other = UdfCaller(self.udf, self.types, self.on_error, self.batch_size, self.timeout_s, self.slots)
         other._target, other._call = self._target, self._call
+        other.watch = self.watch.clone_for_thread()
         return other
 
     def teardown(self) -> None:
@@ -202,14 +205,16 @@ class UdfCaller:
         if self.kind == "scalar" and self.timeout_s is not None:
             do = self._call_values_timed
         self.watch.begin(batch)
+        self._repeated = -1, 0
         with self._soft_timeout if self.timeout_s is not None else NullContext():
             while gathered.rows < batch.num_rows and not gathered.stopped:
                 late = time.monotonic() >= until
                 if (late and gathered.rows) or gathered.nbytes >= MAX_RESULT_BYTES:
                     break
                 do(batch, until, gathered, late)
+            self.watch.count_passed_before(gathered.rows)
             can_end_broken = self.on_error.then != "fail" and not gathered.stopped
-            if self.watch.end(gathered.rows, self._call_again if can_end_broken else None):
+            if self.watch.end(self._call_again if can_end_broken else None):
                 self._mark_streak_broken(gathered)
         return gathered.to_result(self.types)
 
@@ -356,8 +361,10 @@ class UdfCaller:
         try:
             arrays = self.converter.arrays(self.call_timed(self.call, args, start, piece.num_rows), piece.num_rows)
         except BaseException as error:
-            if piece.num_rows > 1 and self._is_broken(gathered, start, piece.num_rows, error):
-                return
+            if piece.num_rows > 1:
+                if self._is_broken(gathered, start, piece.num_rows, error):
+                    return
+                self._repeated = start, start + piece.num_rows
             self._call_rows_singly(batch, start, piece.num_rows, until, gathered, error)
         else:
             self.pace.record(piece.num_rows, time.perf_counter() - began)
@@ -410,8 +417,10 @@ class UdfCaller:
         return self.call_timed(self.call, self.row_arguments(batch, row), self.watch.last_failed, 1)
 
     def _mark_streak_broken(self, gathered: ResultBuffer) -> None:
-        """The streak of failures is the fault of this process; the first row of it may have broken the process."""
-        gathered.broken = (self.watch.first_failed, self.watch.first_failed + 1)
+        """The streak of failures is the fault of this process; the first row of it may have broken the process, or any
+        row of a call of many rows that raised and was repeated row by row from there on."""
+        first = self.watch.first_failed
+        gathered.broken = (first, self._repeated[1] if first == self._repeated[0] else first + 1)
         gathered.stopped = True
 
     def nulls(self, rows: int) -> list[Any]:
