@@ -158,6 +158,23 @@ def test_a_missing_file_is_an_error_that_names_the_one_that_was_meant(tmp_path: 
     assert refused(tmp_path / "nowhere" / "cluster.yaml").message == "no such file"
 
 
+def test_a_file_that_is_in_a_folder_beside_it_is_the_one_that_was_meant(tmp_path: Path) -> None:
+    """`dovetail init actors` writes actors/actors.yaml."""
+    (tmp_path / "actors").mkdir()
+    assert refused(tmp_path / "actors.yaml").message == "no such file"
+    (tmp_path / "actors" / "actors.yaml").write_text("a: 1")
+    problem = refused(tmp_path / "actors.yaml")
+    assert problem.message == "no such file (did you mean 'actors/actors.yaml'?)"
+    assert problem.fix_texts == (str(tmp_path / "actors" / "actors.yaml"),)
+
+
+def test_a_python_program_is_no_document(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text('"""Launches."""\nimport dovetail\n')
+    problem = refused(tmp_path / "main.py")
+    assert problem.message == "is a Python program, not a YAML file"
+    assert problem.fix_texts == (f"python {tmp_path / 'main.py'}",)
+
+
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     assert refused(tmp_path).message == "is a folder, not a file"
 

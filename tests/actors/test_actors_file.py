@@ -168,6 +168,8 @@ def test_a_role_is_explained(file: Path) -> None:
     wrong = run_command("explain", str(file), "trian", "--cluster", CLUSTER)
     assert wrong.returncode == 2
     assert "there is no role 'trian' (did you mean 'trainer'?)" in wrong.stderr
+    assert wrong.stderr.count("fix  ") == 1
+    assert f"fix  dovetail explain {file} trainer\n" in wrong.stderr
 
 
 def test_what_does_not_fit_is_reported_with_the_line_of_the_role(file: Path) -> None:
@@ -198,3 +200,4 @@ def test_options_and_commands_of_pipelines_are_refused_for_actors(file: Path) ->
     assert (refused.returncode, "--mode cannot be used with an actors file" in refused.stderr) == (2, True)
     run = run_command("run", str(file))
     assert (run.returncode, "is an actors file, not a pipeline" in run.stderr) == (2, True)
+    assert f"fix  dovetail actors up {file}\n" in run.stderr

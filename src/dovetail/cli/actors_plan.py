@@ -15,7 +15,7 @@ from dovetail.actors.role_explanation import explain_role
 from dovetail.actors.simulation_fields import BAD_SIMULATION
 from dovetail.cli.output_file import STDOUT, write_output
 from dovetail.documents.yaml_surface import YAML
-from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
+from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean, nearest_word
 from dovetail.resources.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def print_explanation(
     names = [one.name for one in system.roles]
     if role is not None and role not in names:
         message = f"there is no role {role!r}{did_you_mean(role, names)}"
-        fixes = tuple(f"dovetail explain {shlex.quote(file)} {name}" for name in names[:3])
+        near = nearest_word(role, names)
+        fixes = tuple(f"dovetail explain {shlex.quote(file)} {name}" for name in ([near] if near else names[:3]))
         raise ConfigError(Problem("DT502", message, (f"roles: {', '.join(names)}",), fixes, place=file))
     made = plan_of(parsed, system, on)
     if as_json:

@@ -34,7 +34,7 @@ def load_run_spec(
     data = read_document(file).data
     if is_actors_file(data):
         message = "is an actors file, not a pipeline or a recipe"
-        raise ConfigError(Problem("DT035", message, fixes=(f"dovetail plan {shlex.quote(file)}",), place=file))
+        raise ConfigError(Problem("DT035", message, fixes=(f"dovetail actors up {shlex.quote(file)}",), place=file))
     if is_job_simulation(data):
         message = "describes a queue of jobs for a simulation, not a pipeline or a recipe"
         raise ConfigError(Problem("DT035", message, fixes=(f"dovetail simulate {shlex.quote(file)}",), place=file))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,13 +33,15 @@ def read_document(path: str | Path) -> Document:
     """Read the document in a file."""
     path = Path(path)
     name = str(path)
+    if path.suffix == ".py" and path.is_file():
+        raise _config_error(name, "is a Python program, not a YAML file", f"python {shlex.quote(name)}")
     try:
         with path.open("rb") as file:
             raw = file.read(SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError:
         near = _similar_file(path)
-        hint = f" (did you mean {near!r}?)" if near is not None else ""
-        fix = "pass the path of an existing file" if near is None else str(path.with_name(near))
+        hint = f" (did you mean {str(near)!r}?)" if near is not None else ""
+        fix = "pass the path of an existing file" if near is None else str(path.parent / near)
         raise _config_error(name, f"no such file{hint}", fix) from None
     except IsADirectoryError:
         inside = [entry for entry in sorted(path.iterdir()) if entry.suffix in (".yaml", ".yml")]
@@ -334,8 +338,14 @@ def _config_error(place: str, message: str, fix: str) -> ConfigError:
     return ConfigError(Problem("DT010", message, fixes=(fix,), place=place))
 
 
-def _similar_file(path: Path) -> str | None:
+def _similar_file(path: Path) -> Path | None:
+    """A file with this name in a folder beside it, as `dovetail init` writes it, or one with a similar name."""
     try:
-        return nearest_word(path.name, [entry.name for entry in path.parent.iterdir()])
+        entries = list(path.parent.iterdir())
+        inside = [entry.name for entry in entries if os.path.isfile(entry / path.name)]  # noqa: PTH113 - never raises
+        near = nearest_word(path.name, [entry.name for entry in entries if not entry.is_dir()])
     except OSError:
         return None
+    if len(inside) == 1:
+        return Path(inside[0]) / path.name
+    return None if near is None else Path(near)
