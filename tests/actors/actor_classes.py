@@ -179,6 +179,13 @@ class Asker:
     def ask_index(self, role: str, index: int, method: str, *args: Any) -> Any:
         return getattr(self.worker.actors[role][index], method)(*args).result(60)
 
+    def abandon(self, role: str, method: str, path: str) -> bool:
+        """Call a method that makes the file `path.begun` and waits, and cancel the call."""
+        call = getattr(self.worker.actors[role].one, method)(path)
+        while not os.path.exists(f"{path}.begun"):  # noqa: PTH110
+            time.sleep(0.01)
+        return bool(call.cancel())
+
     def roles(self) -> list[str]:
         return sorted(self.worker.actors)
 

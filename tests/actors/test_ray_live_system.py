@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import dovetail as dt
-from actors.actor_classes import Gate, Unprepared
+from actors.actor_classes import Asker, Gate, Unprepared
 from engines.ray_runs import only
 from ray_aids import RESTORED_S, add_node, patiently, until_available_is
 from runtime.aids import command_of, is_there
@@ -56,6 +56,28 @@ def test_the_instances_of_a_lost_node_are_restarted_on_another(
             until(lambda: live.status().state == "ready", "the system is whole again")
             assert live.other.one.ask(moved).result(PATIENCE_S) == stays
     until_available_is(ray_cluster, before, patiently(RESTORED_S))
+
+
+def test_calls_between_nodes_that_wait_for_each_other_fail_and_are_cancelled_where_they_run(
+    ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    only(ray_cluster, monkeypatch, "a", "d")
+    apart = dt.Affinity(apart=["here"])
+    roles = [
+        dt.Role("here", Asker, resources=SMALL),
+        dt.Role("there", Asker, resources=SMALL, affinity=apart),
+        dt.Role("gate", Gate, slots=2, resources=SMALL, affinity=apart),
+    ]
+    with dt.ActorSystem(roles).launch(f"ray:{ray_cluster.address}", deadline=PATIENCE_S) as live:
+        for first, second in (("ask", "ask"), ("ask_async", "ask_async")):
+            asked = getattr(live.here.one, first)("there", second, "here", "index")
+            error = asked.exception(PATIENCE_S)
+            assert isinstance(error, dt.CallCycleError)
+            assert "here[0] -> there[0] -> here[0]" in str(error) or "there[0] -> here[0] -> there[0]" in str(error)
+        assert live.here.one.ask("there", "index").result(PATIENCE_S) == 0
+        path = tmp_path / "held"
+        assert live.here.one.abandon("gate", "hold_async", str(path)).result(PATIENCE_S)
+        until(lambda: str(path) in live.gate.one.history().result(PATIENCE_S)[1], "the method has been cancelled")
 
 
 @pytest.mark.long

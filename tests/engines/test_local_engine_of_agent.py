@@ -3,6 +3,7 @@ nodes, workers ended by the agent."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
+    from dovetail.control.engine import CallOptions
     from dovetail.control.events import Event
     from ray_aids import FakeCluster
 
@@ -415,6 +417,32 @@ class Talks:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
+    def chain(self, *workers: int) -> str:
+        """Call the first worker, which calls the second one, and so on."""
+        if not workers:
+            return "end"
+        first, *others = workers
+        try:
+            said = self.worker.call(first, "it", "chain", *others).result(60)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return str(said)
+
+    async def hold_async(self, path: str) -> None:
+        Path(path).touch()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            Path(f"{path}.cancelled").touch()
+            raise
+
+    def abandon(self, worker: int, path: str) -> bool:
+        """Call an async method of a worker, and cancel it when it is running."""
+        call = self.worker.call(worker, "it", "hold_async", path)
+        while not Path(path).exists():
+            time.sleep(0.01)
+        return bool(call.cancel())
+
     def hear(self, text: str) -> str:
         if text == "bad":
             raise ValueError("bad word")
@@ -441,8 +469,12 @@ def test_a_call_to_another_node_is_forwarded_without_unpickling(scene: Scene, at
     scene.ready(b, 2, TALKS)
     asked: list[tuple[Any, ...]] = []
 
-    def pass_on(token: int, number: int, worker: int, hosted: str, method: str, pieces: list[bytes], rank: int) -> None:
-        asked.append((worker, hosted, method, len(pieces), rank))
+    def pass_on(
+        token: int, number: int, worker: int, hosted: str, method: str, pieces: list[bytes], options: CallOptions
+    ) -> None:
+        if not hosted:
+            return  # asks what a call waits for that takes long
+        asked.append((worker, hosted, method, len(pieces), options.rank))
         if at_once:
             a.answer_foreign_call(token, number, True, pack_portable("at once"))
             return
@@ -466,8 +498,11 @@ def test_large_arguments_and_results_are_forwarded_in_pieces(scene: Scene) -> No
     sizes: list[list[int]] = []
 
     def pass_on(
-        token: int, number: int, worker: int, hosted: str, method: str, pieces: list[bytes], _rank: int
+        token: int, number: int, worker: int, hosted: str, method: str, pieces: list[bytes], _options: CallOptions
     ) -> None:
+        if not hosted:
+            return  # as above
+
         def answer(done: Future[tuple[bool, list[bytes]]]) -> None:
             fine, found = done.result(0)
             sizes.append([len(piece) for piece in found])
@@ -482,6 +517,54 @@ def test_large_arguments_and_results_are_forwarded_in_pieces(scene: Scene) -> No
     for pieces in sizes:
         assert max(pieces) == PIECE_BYTES
         assert len(text) < sum(pieces) < len(text) + 1000
+
+
+def connect(*engines: LocalEngine) -> None:
+    """Pass calls between workers of two engines on, and their cancellation."""
+    running: dict[tuple[int, int], Future[Any]] = {}
+
+    def forward(one: LocalEngine, other: LocalEngine) -> None:
+        def call(
+            token: int, number: int, worker: int, hosted: str, method: str, pieces: list[bytes], options: CallOptions
+        ) -> None:
+            def answer(done: Future[tuple[bool, list[bytes]]]) -> None:
+                if not done.cancelled():
+                    one.answer_foreign_call(token, number, *done.result(0))
+
+            running[token, number] = other.call_pickled(worker, hosted, method, pieces, options)
+            running[token, number].add_done_callback(answer)
+
+        one.on_foreign_call = call
+        one.on_foreign_cancel = lambda token, number: running[token, number].cancel()
+
+    one, other = engines
+    forward(one, other)
+    forward(other, one)
+
+
+@pytest.mark.parametrize("workers", [(2, 1), (2, 3, 1), (3, 2, 1)])
+def test_a_cycle_of_calls_across_nodes_fails_and_is_named(scene: Scene, workers: tuple[int, ...]) -> None:
+    """Workers 1 and 3 are on one node, worker 2 is on another one."""
+    a, b = scene.agent(), scene.agent()
+    connect(a, b)
+    for engine, worker in ((a, 1), (b, 2), (a, 3)):
+        scene.ready(engine, worker, TALKS)
+    fine, said = scene.answer(a.call_pickled(1, "it", "chain", arguments(*workers)))
+    assert fine
+    assert "calls wait for each other" in said
+    assert all(f"it (worker {worker})" in said for worker in workers)
+    assert scene.answer(a.call_pickled(1, "it", "chain", arguments(*workers[:-1]))) == (True, "end")
+
+
+def test_the_cancellation_of_a_call_to_another_node_is_forwarded(scene: Scene, tmp_path: Path) -> None:
+    a, b = scene.agent(), scene.agent()
+    connect(a, b)
+    scene.ready(a, 1, TALKS)
+    scene.ready(b, 2, TALKS)
+    path = tmp_path / "held"
+    assert scene.answer(a.call_pickled(1, "it", "abandon", arguments(2, str(path)))) == (True, True)
+    scene.until(lambda: Path(f"{path}.cancelled").exists(), "the method is cancelled")
+    assert scene.answer(b.call_pickled(2, "it", "hear", arguments("x"))) == (True, "2:x")
 
 
 def test_a_call_to_a_worker_of_the_same_node_is_not_forwarded(scene: Scene) -> None:
@@ -505,7 +588,9 @@ def test_a_call_to_a_gang_goes_to_the_node_of_its_first_rank(scene: Scene) -> No
     engine = scene.agent()
     asked: list[int] = []
 
-    def pass_on(token: int, number: int, worker: int, *_: object) -> None:
+    def pass_on(token: int, number: int, worker: int, hosted: str, *_: object) -> None:
+        if not hosted:
+            return  # as above
         asked.append(worker)
         engine.answer_foreign_call(token, number, True, pack_portable("from rank 0"))
 
@@ -537,9 +622,10 @@ def test_calls_and_answers_between_two_polls_are_sent_at_once(scene: Scene) -> N
     engine = scene.agent()
     tokens: list[tuple[int, int]] = []
 
-    def forward(token: int, number: int, *_: object) -> None:
-        tokens.append((token, number))
-        engine.nudge()
+    def forward(token: int, number: int, _worker: int, hosted: str, *_: object) -> None:
+        if hosted:  # otherwise as above
+            tokens.append((token, number))
+            engine.nudge()
 
     engine.on_foreign_call = forward
     scene.ready(engine, 1, TALKS)

@@ -110,7 +110,9 @@ class DriverCalls:
         deadline = 0.0 if deadline_s is None else time.monotonic() + deadline_s
         try:
             with self._lock:
-                rank = self._router.call_from_driver(worker, options.rank, hosted, method, body, deadline, call)
+                rank = self._router.call_from_driver(
+                    worker, options.rank, hosted, method, body, deadline, call, options.origin
+                )
                 if buffer:
                     self._buffer_of[call.number] = buffer
                 if deadline_s is not None:

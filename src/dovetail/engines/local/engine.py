@@ -24,7 +24,7 @@ from dovetail.engines.local.forkserver_client import ForkServerClient
 from dovetail.engines.local.launcher import WorkerLauncher, find_free_port
 from dovetail.engines.local.payload_table import PayloadTable
 from dovetail.engines.local.protocol import close_descriptors
-from dovetail.engines.local.remote_calls import CallRouter, lost_error
+from dovetail.engines.local.remote_calls import CallRouter, lost_error, origin_of
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
     from dovetail.resources.cluster import Cluster
 
-    OnForeignCall = Callable[[int, int, int, str, str, list[bytes], int], None]
+    OnForeignCall = Callable[[int, int, int, str, str, list[bytes], CallOptions], None]
 
 MAX_SERVERS_LOST = 10
 """Fork servers that may be killed from outside without a charge for the items of their workers; beyond it a call or a
@@ -91,7 +91,9 @@ class LocalEngine:
 
     on_foreign_call: OnForeignCall | None = None
     """Forwards a call from a worker to a worker on another node: (token of the calling process, call number, worker,
-    hosted, method, pieces of the arguments, rank). `answer_foreign_call` sends the answer."""
+    hosted, method, pieces of the arguments, options). `answer_foreign_call` sends the answer."""
+    on_foreign_cancel: Callable[[int, int], object] | None = None
+    """Forwards the cancellation of such a call: (token, call number)."""
 
     def __init__(
         self,
@@ -417,9 +419,17 @@ class LocalEngine:
         with self._lock:
             here = self._calls.relay_call(rank, frame, elsewhere=foreign is not None)
         if not here and foreign is not None:
-            _, number, worker, hosted, method, called_rank = frame.head
+            _, number, worker, hosted, method, called_rank, _ = frame.head
             pieces = to_portable(frame.body, frame.descriptors)
-            foreign(rank.number, number, worker, hosted, method, pieces, called_rank)
+            options = CallOptions(called_rank, origin=origin_of(rank, frame))
+            foreign(rank.number, number, worker, hosted, method, pieces, options)
+
+    def _on_cancel_call(self, rank: RankProcess, number: int) -> None:
+        """A worker cancels a call that it did not send over a link."""
+        with self._lock:
+            is_here = self._calls.cancel_relayed(rank, number)
+        if not is_here and self.on_foreign_cancel is not None:
+            self.on_foreign_cancel(rank.number, number)
 
     def _on_link(self, rank: RankProcess, frame: Frame) -> None:
         """A worker wants to call another worker over a socket of their own."""
@@ -584,8 +594,16 @@ class LocalEngine:
             self._on_answer(child, frame)
         elif kind == "closed":
             self._payloads.on_buffers_closed(rank, head[1])
-        elif kind == "ask":
+        else:
+            self._on_request(rank, frame)
+
+    def _on_request(self, rank: RankProcess, frame: Frame) -> None:
+        """A process calls another one, cancels a call, or wants a socket for its calls."""
+        kind = frame.head[0]
+        if kind == "ask":
             self._on_call(rank, frame)
+        elif kind == "cancel_call":
+            self._on_cancel_call(rank, frame.head[1])
         elif kind == "link":
             self._on_link(rank, frame)
 

@@ -366,7 +366,7 @@ class MessageRunner:
 
     def answer_call(self, executor: UnitExecutor | None, frame: Frame, loop: AbstractEventLoop | None = None) -> None:
         """Answer a call on a hosted object. `loop`: awaits async methods; None: the loop that all objects share."""
-        _, number, name, _, deadline = frame.head
+        number, name, deadline = frame.head[1], frame.head[2], frame.head[4]
         if not self.calls.begin(number, deadline):
             close_descriptors(frame.descriptors)
             return

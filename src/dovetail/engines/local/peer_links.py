@@ -331,15 +331,21 @@ class PeerLinks:
             self._poll_link(link)
 
     def _relay(self, link: OutgoingLink, call: OutgoingCall) -> None:
-        """Send a call to the driver, which relays it to another machine."""
-        if call.head[0] != "call":
-            link.failed.append((call, LookupError("only calls are relayed")))
+        """Send a call to the driver, which relays it to another machine. A question about a call is a call of no
+        object."""
+        kind, number, *rest = call.head
+        if kind == "cancel_call":
+            self._send_to_driver("cancel_call", number)
             return
-        link.unanswered.add(call.number)
-        _, number, hosted, method, _ = call.head
+        link.unanswered.add(number)
         data, descriptors = call.body
+        if kind == "waiting":
+            hosted, method, depth = "", kind, 0
+            data = pickle.dumps(*rest)
+        else:
+            hosted, method, depth = rest
         self._send_to_driver(
-            "ask", number, link.worker, hosted, method, link.rank, body=[data], descriptors=descriptors
+            "ask", number, link.worker, hosted, method, link.rank, depth, body=[data], descriptors=descriptors
         )
         close_descriptors(descriptors)
 
@@ -380,12 +386,20 @@ class PeerLinks:
                 self._on_linked(worker, rank, state, names, frame)
             case ("link", worker, rank):
                 self._add_incoming(frame.descriptors[0], (worker, rank))
+            case ("call", number, "", *_):
+                self._answer_waiting(number, pickle.loads(frame.body))  # noqa: S301 - from a worker of the same run
             case ("gone", worker):
                 for link in [link for (called, _), link in self._links.items() if called == worker]:
                     self._close(link)
             case _:
                 return self._runner.calls.on_frame(frame)
         return True
+
+    def _answer_waiting(self, number: int, call: tuple[int, int, int]) -> None:
+        """Answer a process of another machine which slots its call waits for."""
+        found = pack_value(self.worker.find_waiting(call))
+        self._send_to_driver("answer", number, True, False, body=[found.data], descriptors=found.descriptors)
+        close_descriptors(found.descriptors)
 
     def _on_linked(self, worker: int, rank: int, state: str, names: tuple[str, ...], frame: Frame) -> None:
         link = self._links.get((worker, rank))

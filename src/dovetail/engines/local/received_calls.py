@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 
 class _CallState:
-    __slots__ = ("cancel", "has_begun", "is_cancelled")
+    __slots__ = ("cancel", "has_begun", "is_cancelled", "origin")
 
-    def __init__(self) -> None:
+    def __init__(self, origin: tuple[int, int, int, int] | None) -> None:
+        self.origin = origin
+        """See `CallOptions.origin`."""
         self.has_begun = False
         self.is_cancelled = False
         self.cancel: Callable[[], object] | None = None
@@ -31,17 +33,29 @@ class ReceivedCalls:
 
     def on_frame(self, frame: Frame) -> bool:
         """Remember a call. Whether the frame was the cancellation of a call, which is handled here."""
-        kind = frame.head[0]
-        if kind == "call":
-            self.add(frame.head[1])
-        elif kind == "cancel_call":
-            self.cancel(frame.head[1])
+        head = frame.head
+        if head[0] == "call":
+            self.add(head[1], head[5] if len(head) > 5 else None)
+        elif head[0] == "cancel_call":
+            self.cancel(head[1])
             return True
         return False
 
-    def add(self, number: int) -> None:
+    def add(self, number: int, origin: tuple[int, int, int, int] | None = None) -> None:
         """A call has been received."""
-        self._states[number] = _CallState()
+        self._states[number] = _CallState(origin)
+
+    def find(self, caller: tuple[int, int], number: int) -> int | None:
+        """The number that a call of a worker of another node has here; None: there is none, or it was answered."""
+        for mine, state in list(self._states.items()):
+            if state.origin is not None and state.origin[:3] == (*caller, number):
+                return mine
+        return None
+
+    def depth_of(self, number: int) -> int:
+        """How many callers wait for a call of a worker of another node."""
+        state = self._states.get(number)
+        return 0 if state is None or state.origin is None else state.origin[3]
 
     def begin(self, number: int, deadline: float) -> bool:
         """Whether the call is to be executed: it was not cancelled, and its deadline (0: none) has not passed."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     Waiter = CallFuture | tuple[RankProcess, int]
     """Receiver of an answer: a future of this process; or a worker and its own number of the call."""
+    CallOrigin = tuple[int, int, int, int] | None
+    """See `CallOptions.origin`."""
 
 
 class CallRouter:
@@ -32,12 +34,20 @@ class CallRouter:
         self._send = send
 
     def call_from_driver(
-        self, worker: int, rank: int, hosted: str, method: str, body: CallBody, deadline: float, call: CallFuture
+        self,
+        worker: int,
+        rank: int,
+        hosted: str,
+        method: str,
+        body: CallBody,
+        deadline: float,
+        call: CallFuture,
+        origin: CallOrigin = None,
     ) -> RankProcess:
         """Send a call from this process. Raises WorkerLostError or LookupError."""
         called = _find_rank(self._find_worker(worker, hosted), rank)
         call.worker, call.rank = worker, rank
-        call.number = self._forward(called, hosted, method, body, call, deadline)
+        call.number = self._forward(called, hosted, method, body, call, deadline, origin)
         return called
 
     def process_of(self, call: CallFuture) -> RankProcess | None:
@@ -57,7 +67,7 @@ class CallRouter:
     def relay_call(self, rank: RankProcess, frame: Frame, *, elsewhere: bool = False) -> bool:
         """Forward a call from worker to worker, without opening it. `elsewhere`: workers exist on other nodes; returns
         False if the call is for one of those, and sends no answer."""
-        _, its_number, worker, hosted, method, called_rank = frame.head
+        _, its_number, worker, hosted, method, called_rank, _ = frame.head
         if elsewhere and not self._is_local(worker, called_rank):
             return False
         try:
@@ -67,8 +77,20 @@ class CallRouter:
             close_descriptors(frame.descriptors)
             self._send(rank, ("answer", its_number, False), [pickle.dumps(error)])
             return True
-        self._forward(called, hosted, method, CallBody(bytes(frame.body), tuple(frame.descriptors)), (rank, its_number))
+        body = CallBody(bytes(frame.body), tuple(frame.descriptors))
+        self._forward(called, hosted, method, body, (rank, its_number), origin=origin_of(rank, frame))
         return True
+
+    def cancel_relayed(self, rank: RankProcess, its_number: int) -> bool:
+        """Forget a call from worker to worker and cancel it. False: it was answered, or relayed to another node."""
+        for child in self._children.values():
+            for number, waits in child.calls.items():
+                if waits == (rank, its_number):
+                    del child.calls[number]
+                    for called in child.ranks:
+                        self._send(called, ("cancel_call", number))
+                    return True
+        return False
 
     def link(self, caller: RankProcess, frame: Frame, *, elsewhere: bool = False) -> None:
         """Pass a socket from a process to one that it wants to call, behind all frames sent to that one before.
@@ -107,12 +129,20 @@ class CallRouter:
         return child
 
     def _forward(
-        self, rank: RankProcess, hosted: str, method: str, body: CallBody, waits: Waiter, deadline: float = 0.0
+        self,
+        rank: RankProcess,
+        hosted: str,
+        method: str,
+        body: CallBody,
+        waits: Waiter,
+        deadline: float = 0.0,
+        origin: CallOrigin = None,
     ) -> int:
         """Send a call; returns its number. `deadline`: of the monotonic clock; 0: none."""
         number = next(self._numbers)
         rank.child.calls[number] = waits
-        self._send(rank, ("call", number, hosted, method, deadline), [body.data], body.descriptors)
+        head = ("call", number, hosted, method, deadline)
+        self._send(rank, head if origin is None else (*head, origin), [body.data], body.descriptors)
         return number
 
     def on_answer(self, child: LocalWorker, frame: Frame) -> CallFuture | None:
@@ -145,6 +175,11 @@ class CallRouter:
                 called.callers.discard(rank)
             rank.called.clear()
         return [waits for waits in calls.values() if not isinstance(waits, tuple)]
+
+
+def origin_of(rank: RankProcess, frame: Frame) -> tuple[int, int, int, int]:
+    """See `CallOptions.origin`; of a call that a process relays."""
+    return rank.child.number, rank.rank, frame.head[1], frame.head[6]
 
 
 def lost_error(child: LocalWorker) -> WorkerLostError:

@@ -270,7 +270,9 @@ class WorkerProcess:
 
     def depth_of(self, number: int | None) -> int:
         """How many callers wait for a received call."""
-        return 0 if number is None or number > 0 or self.runner.links is None else self.runner.links.depth_of(number)
+        if number is None or self.runner.links is None:
+            return 0
+        return self.runner.calls.depth_of(number) if number > 0 else self.runner.links.depth_of(number)
 
     def slots_behind(self, waiting: WaitingSlot) -> Future[list[WaitingSlot]]:
         """See `CallSender`."""
@@ -286,6 +288,8 @@ class WorkerProcess:
         """The slots of this process that may free a call, if all of them wait. Thread: any."""
         caller, number = call[:2], call[2]
         mine = self.runner.links.find_received(caller, number) if self.runner.links is not None else None
+        if mine is None:
+            mine = self.runner.calls.find(caller, number)
         if mine is None and caller != self.process:
             return []
         slots = [slot for one in self.slots.values() for slot in one.slots_behind(mine or number)]

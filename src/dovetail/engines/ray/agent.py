@@ -150,6 +150,7 @@ class AgentSession:
         self.peers = PeerCalls(self._engine, setup.session, self._outbox.put)
         self.peers.enqueue = self._enqueue
         self._engine.on_foreign_call = self.peers.call
+        self._engine.on_foreign_cancel = self.peers.cancel
         self._call_pieces = PieceCollector()
         self._calls: dict[int, Future[tuple[bool, list[bytes]]]] = {}
         """Unanswered calls of the driver, by number."""

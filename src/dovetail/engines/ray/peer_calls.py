@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
-from dovetail.control.engine import CallOptions, WorkerLostError
+from dovetail.control.engine import WorkerLostError
 from dovetail.engines.ray.protocol import PieceCollector, SizedOp, earlier_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
 
+    from dovetail.control.engine import CallOptions
     from dovetail.engines.local.engine import LocalEngine
     from dovetail.engines.ray.protocol import Op
 
@@ -39,7 +41,7 @@ class PeerCall(NamedTuple):
     worker: int
     hosted: str
     method: str
-    rank: int
+    options: CallOptions
     pieces: list[bytes]
 
 
@@ -56,8 +58,10 @@ class PeerCalls:
         """Worker of another agent and rank -> address of that agent."""
         self._lookups: dict[tuple[int, int], list[PeerCall]] = {}
         """Worker of an unknown agent and rank -> calls that wait for its address."""
-        self._calls: dict[int, tuple[Any, int, int]] = {}
+        self._calls: dict[int, tuple[int, int, int]] = {}
         """Number of a call -> calling process, its number of the call, called worker."""
+        self._running: dict[tuple[str, int], Future[Any]] = {}
+        """Session of another agent, and its number of a call -> call of a worker of this agent."""
         self._numbers = count(1)
         self._sent: dict[str, int] = {}
         """Session of another agent -> number of the last message sent to it."""
@@ -75,19 +79,38 @@ class PeerCalls:
     # --- calls of this agent's workers
 
     def call(
-        self, token: Any, number: int, worker: int, hosted: str, method: str, pieces: list[bytes], rank: int
+        self,
+        token: int,
+        number: int,
+        worker: int,
+        hosted: str,
+        method: str,
+        pieces: list[bytes],
+        options: CallOptions,
     ) -> None:
         """Call a worker of another agent, for a worker of this one."""
         mine = next(self._numbers)
         self._calls[mine] = token, number, worker
-        call = PeerCall(mine, worker, hosted, method, rank, pieces)
-        key = worker, rank
+        call = PeerCall(mine, worker, hosted, method, options, pieces)
+        key = worker, options.rank
         if key in self._addresses:
             self._send_call(self._addresses[key], call)
             return
         if key not in self._lookups:
-            self._send_to_driver([SizedOp(("find_agent", worker, rank))])
+            self._send_to_driver([SizedOp(("find_agent", *key))])
         self._lookups.setdefault(key, []).append(call)
+
+    def cancel(self, token: int, number: int) -> None:
+        """Cancel a call of a worker of this agent, if it is not answered."""
+        mine = next((mine for mine, call in self._calls.items() if call[:2] == (token, number)), None)
+        if mine is None:
+            return
+        worker = self._calls.pop(mine)[2]
+        for calls in self._lookups.values():
+            calls[:] = [call for call in calls if call.number != mine]
+        for (called, _), peer in self._addresses.items():
+            if called == worker:
+                self._send(peer, "cancel", mine, [b""], ())
 
     def on_peer_found(self, worker: int, rank: int, peer: PeerAddress | None) -> None:
         calls = self._lookups.pop((worker, rank), [])
@@ -116,7 +139,7 @@ class PeerCalls:
             self._engine.answer_foreign_call(token, number, fine, pieces)
 
     def _send_call(self, peer: PeerAddress, call: PeerCall) -> None:
-        self._send(peer, "call", call.number, call.pieces, (call.worker, call.hosted, call.method, call.rank))
+        self._send(peer, "call", call.number, call.pieces, (call.worker, call.hosted, call.method, call.options))
 
     # --- messages between agents
 
@@ -148,18 +171,35 @@ class PeerCalls:
         pieces = self._pieces[back[1], kind].take(number, piece)
         if kind == "answer":
             self.enqueue(("answered", number, *more, pieces))
+        elif kind == "cancel":
+            running = self._running.get((back[1], number))
+            if running is not None:
+                running.cancel()
         else:
             self._call_worker(back, number, pieces, *more)
 
     def _call_worker(
-        self, back: PeerAddress, theirs: int, pieces: list[bytes], worker: int, hosted: str, method: str, rank: int
+        self,
+        back: PeerAddress,
+        theirs: int,
+        pieces: list[bytes],
+        worker: int,
+        hosted: str,
+        method: str,
+        options: CallOptions,
     ) -> None:
+        key = back[1], theirs
+
         def answer(future: Any) -> None:
+            self._running.pop(key, None)
+            if future.cancelled():
+                return
             fine, found = future.result()
             with suppress(RuntimeError):  # the session closes
                 self._send(back, "answer", theirs, found, (fine,))
 
-        self._engine.call_pickled(worker, hosted, method, pieces, CallOptions(rank)).add_done_callback(answer)
+        future = self._running[key] = self._engine.call_pickled(worker, hosted, method, pieces, options)
+        future.add_done_callback(answer)
 
     def close(self) -> None:
         self._sending.shutdown(wait=False)
