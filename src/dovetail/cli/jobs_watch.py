@@ -73,7 +73,8 @@ Examples:
 @queue_url_option()
 @json_option("Print one JSON object per second.")
 def watch(url: str | None, until_idle: bool, as_json: bool) -> None:
-    """Show queues, workers and running jobs until Ctrl-C; a line every 10 s where there is no terminal."""
+    """Show queues, workers and running jobs until Ctrl-C; where there is no terminal, a line after each change, at most
+    every 10 s."""
     with opened_store(url) as store:
         try:
             if not as_json and is_terminal(sys.stdout):

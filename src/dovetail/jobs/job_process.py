@@ -11,6 +11,7 @@ import contextlib
 import marshal
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,11 +25,10 @@ from dovetail.errors import DovetailError
 from dovetail.jobs.current_job import CurrentJob
 from dovetail.jobs.job import Outcome
 from dovetail.jobs.job_call import Ending, JobStopped, call_job, refusal_ending
-from dovetail.jobs.job_function import Application
-from dovetail.jobs.payload_codec import PayloadCodec
+from dovetail.jobs.job_function import Application, JobFunction
+from dovetail.jobs.payload_codec import NO_CALL, PayloadCodec
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping, Sequence
 
     from dovetail.jobs.model_cache import JobModels
@@ -39,6 +39,7 @@ CANCEL, CHECKPOINT = "cancel", "checkpoint"
 """Kinds of requests of the worker."""
 CLEAN_EXIT_CODE = 0
 LEFT_PROCESSES_EXIT_CODE = 72
+WARM_UP_CALLS, WARM_UP_REPLY_BYTES = 20, 4096
 PROGRESS_INTERVAL_S = 0.2
 """Minimum time between two frames of progress; the latest report is always sent."""
 
@@ -124,7 +125,24 @@ def prepare(body: bytes) -> None:
     codec = PayloadCodec(setup.allow_pickle, files, setup.inline_limit_bytes)
     signal.signal(signal.SIGTERM, _on_terminate)  # inherited; it also ends the fork server
     application = Application.load(setup.modules)
+    _PREPARED[:] = [_Prepared(setup, Application(functions={"": JobFunction(_do_nothing, "")}), codec, ())]
+    _warm_up(JobCall(body, "", NO_CALL, "json", "", 1, 1, "", 1))
     _PREPARED[:] = [_Prepared(setup, application, codec, _thread_setters())]
+
+
+def _do_nothing() -> None:
+    """The job of `_warm_up`."""
+
+
+def _warm_up(call: JobCall) -> None:
+    """Run what each process runs. It fills caches of the interpreter, which processes would fill one by one, each time
+    copying the pages of memory that they write to."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for _ in range(WARM_UP_CALLS):
+            link = JobLink(ours)
+            link.send_ending(call_function(link, JobCall.unpack(call.pack())))
+            theirs.recv(WARM_UP_REPLY_BYTES)
 
 
 def main(sock: socket.socket, breadcrumbs_fd: int, cells: Sequence[int], spec: bytes) -> int:  # noqa: ARG001 - of ChildProgram

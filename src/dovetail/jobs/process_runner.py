@@ -28,7 +28,14 @@ from dovetail.engines.local.protocol import DONT_WAIT, Channel
 from dovetail.engines.local.worker_environment import THREAD_VARIABLES
 from dovetail.jobs.isolation import WARM_PROCESS
 from dovetail.jobs.job import Outcome
-from dovetail.jobs.job_process import CANCEL, CHECKPOINT, JobCall, ending_from_frame, server_environment
+from dovetail.jobs.job_process import (
+    CANCEL,
+    CHECKPOINT,
+    CLEAN_EXIT_CODE,
+    JobCall,
+    ending_from_frame,
+    server_environment,
+)
 from dovetail.jobs.running_attempt import RunningAttempt, StopReason, next_shape
 from dovetail.jobs.store import Completion
 from dovetail.jobs.warm_pool import WarmPool
@@ -223,6 +230,7 @@ class ProcessRunner:
         finally:
             for server in list(self._servers.values()):
                 self._on_server_lost(server)
+            self._logs.close_unused()
 
     def _step(self) -> None:
         for fd, events in self._epoll.poll(self._seconds_left()):
@@ -568,7 +576,7 @@ class ProcessRunner:
         if process.is_idle:
             return
         self._by_key.pop(attempt.key, None)
-        self._logs.close(process.log)
+        self._logs.close(process.log, has_writers=status != CLEAN_EXIT_CODE)
         if status == -1:
             self._on_start_failed(error)
             self._sink.finish(attempt, attempt.released())
