@@ -14,7 +14,15 @@ from dovetail.cli import job_logs, jobs_text
 from dovetail.jobs.job import JobState, Outcome, Retries
 from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.payload_files import LocalFiles, log_name
-from dovetail.jobs.store import Claim, Completion, Exchange, QueueStats, Renewal, WorkerInfo
+from dovetail.jobs.store import (
+    Claim,
+    Completion,
+    Exchange,
+    QueueStats,
+    Renewal,
+    StoreUnavailableError,
+    WorkerInfo,
+)
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.free_resources import NodeKind
 
@@ -186,6 +194,7 @@ def test_a_job_that_no_worker_serves_comes_with_the_command_that_starts_one(plac
         (("tsaks:train",), ("error[DT609]", "tsaks")),
         (("train",), ("'train' is not MODULE:FUNCTION",)),
         (("tasks:train", "rat=1"), ("error[DT604]", "fix  rate=1")),
+        (("tasks:infer",), ("missing a required argument: 'x'", "fix  x=VALUE")),
         (
             ("tasks:infer", "bogus=1"),
             ("missing a required argument: 'x', and got an unexpected keyword argument 'bogus'", "fix  omit bogus"),
@@ -455,6 +464,26 @@ def test_watch_prints_lines_until_the_queue_is_idle(place: Place, monkeypatch: p
     assert json.loads(line)["queues"][0]["succeeded"] == 1
 
 
+def test_watch_continues_when_the_store_was_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dovetail.cli.jobs_watch.INTERVAL_S", 0.0)
+    place.submit("tasks:train")
+    stats, claimed, away = place.store.stats, place.claim(), [1, 2, 3]
+
+    def with_a_gap() -> Any:
+        if not claimed and away:
+            away.pop()
+            raise StoreUnavailableError(dt.Problem("DT660", "the server at redis://h cannot be reached"))
+        found = stats()
+        if claimed:
+            place.complete(claimed.pop(), Outcome.SUCCEEDED)
+        return found
+
+    monkeypatch.setattr(place.store, "stats", with_a_gap)
+    done = place.run("watch", "--until-idle")
+    assert (done.returncode, done.stdout) == (0, "1 leased; no workers\n1 succeeded; no workers\n")
+    assert done.stderr == "note: the store does not answer: the server at redis://h cannot be reached\n"
+
+
 # --- output of jobs
 
 
@@ -535,8 +564,6 @@ def test_an_sqlite_file_that_does_not_exist_is_not_created_by_reading(place: Pla
 
 
 def test_an_unreachable_store_is_exit_code_5(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dovetail.jobs.store import StoreUnavailableError
-
     def away(*_: object, **__: object) -> None:
         raise StoreUnavailableError(dt.Problem("DT660", "no connection", fixes=("start it",)))
 

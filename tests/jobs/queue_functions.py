@@ -14,6 +14,11 @@ def add(a: int, b: int = 0) -> int:
 
 
 @dt.job
+def scale(value: float, factor: float) -> float:
+    return value * factor
+
+
+@dt.job
 def note(value: object) -> object:
     calls.append(value)
     return value

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import dovetail as dt
 from dovetail.jobs.submit_options import FUNCTION_OPTIONS, JOB_OPTIONS, SUBMIT_OPTIONS
 from jobs import queue_functions
-from jobs.queue_functions import add, train, undeclared
+from jobs.queue_functions import add, scale, train, undeclared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -168,6 +168,7 @@ def test_a_function_that_no_worker_would_run_is_refused(queue: dt.Queue, functio
     ("args", "kwargs", "message"),
     [
         ((), {}, "missing a required argument: 'a'"),
+        ((), {}, "fix  a=VALUE"),
         ((1, 2, 3), {}, "too many positional arguments"),
         ((1,), {"a": 2}, "multiple values for argument 'a'"),
         ((1,), {"c": 2}, "unexpected keyword argument 'c'"),
@@ -180,6 +181,12 @@ def test_arguments_are_checked_against_the_signature(
 ) -> None:
     error = refused(lambda: queue.submit(add, *args, **kwargs))
     assert (error.codes, message in str(error)) == (("DT604",), True)
+
+
+def test_all_missing_arguments_are_named(queue: dt.Queue) -> None:
+    error = str(refused(lambda: queue.submit(scale)))
+    assert "missing required arguments: 'value', 'factor'\n" in error
+    assert "fix  value=VALUE\n  fix  factor=VALUE" in error
 
 
 def test_an_unknown_function_takes_any_arguments(queue: dt.Queue) -> None:

@@ -88,8 +88,19 @@ def watch(url: str | None, until_idle: bool, as_json: bool) -> None:
 def _watch_lines(store: Store, *, until_idle: bool, as_json: bool) -> None:
     """A line of JSON every second; or a line of text whenever it has changed, every ten seconds at most."""
     before, next_at = "", 0.0
+    has_answered = is_away = False
     while True:
-        now = Snapshot.of(store)
+        try:
+            now = Snapshot.of(store)
+        except StoreUnavailableError as error:
+            if not has_answered:
+                raise
+            if not is_away:
+                click.echo(f"note: {_no_answer(error)}", err=True)
+            is_away = True
+            time.sleep(INTERVAL_S)
+            continue
+        has_answered, is_away = True, False
         ends = until_idle and now.is_idle
         if as_json:
             about = {
@@ -128,9 +139,13 @@ def _watch_live(store: Store, *, until_idle: bool) -> None:
                 snapshot = Snapshot.of(store)
                 live.update(drawn(snapshot), refresh=True)
             except StoreUnavailableError as error:
-                live.update(drawn(snapshot, f"the store does not answer: {error.problems[0].message}"), refresh=True)
+                live.update(drawn(snapshot, _no_answer(error)), refresh=True)
     for line in snapshot.lines(terminal_width(), paint):
         click.echo(line)
+
+
+def _no_answer(error: StoreUnavailableError) -> str:
+    return f"the store does not answer: {error.problems[0].message}"
 
 
 def _plain(text: str, style: str) -> str:  # noqa: ARG001 - the signature of a `Paint`

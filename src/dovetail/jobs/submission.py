@@ -270,16 +270,30 @@ def _bind_problem(
     unknown = [word for word in kwargs if word not in signature.parameters]
     reasons = [f"got an unexpected keyword argument {word!r}" for word in unknown]
     known = {word: value for word, value in kwargs.items() if word not in unknown}
+    missing: list[str] = []
     try:
-        signature.bind(*args, **known)
+        bound = signature.bind_partial(*args, **known).arguments
     except TypeError as error:
         reasons = [str(error), *reasons]
+    else:
+        missing = [word for word, parameter in signature.parameters.items() if _is_required(parameter, bound)]
+        start = "missing a required argument" if len(missing) == 1 else "missing required arguments"
+        reasons = [*([f"{start}: {', '.join(map(repr, missing))}"] if missing else []), *reasons]
+        missing = [word for word in missing if signature.parameters[word].kind is not inspect.Parameter.POSITIONAL_ONLY]
     fixes = []
     for word in unknown:
         near = nearest_word(word, [*EXCLUSIVE, *signature.parameters])
         fixes.append(f"omit {word}" if near is None else f"{near}={short_repr(kwargs[word])}")
+        missing = [other for other in missing if other != near]
+    fixes += [f"{word}=VALUE" for word in missing]
     message = f"{name}() cannot be called with these arguments: {', and '.join(reasons or [reason])}"
     return Problem(BAD_CALL, message, evidence, tuple(fixes) or (f"call it as {name}{signature}"[:200],))
+
+
+def _is_required(parameter: inspect.Parameter, bound: Mapping[str, Any]) -> bool:
+    """Whether a call that binds these arguments lacks this one."""
+    is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.name not in bound and parameter.default is parameter.empty and not is_variadic
 
 
 # --- combinations
