@@ -143,8 +143,9 @@ def assert_delivered_one_by_one(rig: Rig) -> None:
 DURABLE = StreamOptions(max_epoch_s=1.0)
 
 
-def most_work_lost(rig: Rig, unit: str, wave: int) -> float:
-    """Largest number of items of a unit that were finished at some moment, and whose epoch was not delivered."""
+def most_work_lost(rig: Rig, unit: str, wave: int, dropped: int = 0) -> float:
+    """Largest number of items of a unit that were finished at some moment, and whose epoch was not delivered. Units
+    before it have dropped this number of items."""
     done = {event.message: now for now, event in rig.events(BatchesDone)}
     delivered = [0.0] * ITEMS
     for now, deliver in rig.timed(Deliver):
@@ -154,7 +155,7 @@ def most_work_lost(rig: Rig, unit: str, wave: int) -> float:
     for message in rig.messages(unit):
         for key in part_keys(message.parts):
             changes += [(done[message.message], 1), (delivered[key[0]], -1)]
-    assert len(changes) == 2 * ITEMS
+    assert len(changes) == 2 * (ITEMS - dropped)
     return max(accumulate(change for _, change in sorted(changes)))
 
 
@@ -175,6 +176,19 @@ def test_a_kill_costs_two_seconds_of_work_although_no_speed_is_known(mode: str, 
     )
     workers, per_second = 2, 2
     assert most_work_lost(rig, "slow", wave=int(mode == "waves")) <= max(2.0 * workers * per_second, workers * batch)
+
+
+@pytest.mark.parametrize("dropped", [1, 3, 10])
+def test_a_kill_costs_two_seconds_of_work_although_the_first_items_are_dropped(dropped: int) -> None:
+    """Nothing reaches the slow unit while most of the source is read."""
+    first = Behaviour(0.00001, item=lambda key, _: Gives(int(key[0] >= dropped)))
+    rig = simulate_stages(
+        [stage("first", workers=1), stage("slow", workers=2)],
+        {"first": first, "slow": Behaviour(0.5)},
+        ITEMS,
+        options=DURABLE,
+    )
+    assert most_work_lost(rig, "slow", 0, dropped) <= 8
 
 
 def test_items_that_never_reach_a_unit_do_not_keep_epochs_small() -> None:

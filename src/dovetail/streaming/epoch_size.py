@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dovetail.streaming.state import StreamState, UnitState
 
@@ -37,9 +37,12 @@ class EpochSize:
 
     def items_per_input_item(self) -> dict[UnitState, float]:
         """The number of items that each unit gets per item of the wave's input."""
+        return self._items_per_input_item(lambda unit: unit.throughput.returns)
+
+    def _items_per_input_item(self, returns: Callable[[UnitState], float]) -> dict[UnitState, float]:
         found: dict[UnitState, float] = {}
         for unit in self.state.units:
-            from_parents = sum(found[parent] * parent.throughput.returns for parent in unit.parents)
+            from_parents = sum(found[parent] * returns(parent) for parent in unit.parents)
             found[unit] = from_parents + self._input_shares.get(unit.name, 0.0)
         return found
 
@@ -47,9 +50,10 @@ class EpochSize:
         """Items per epoch: about `target_epoch_s` of source work, at least some full batches of every unit, and a fixed
         share of the items in flight, so that a thousand workers do not have hundreds of epochs open. While the speed of
         a unit is unknown, it may be slow, and an epoch contains as little as is useful."""
-        reached = self._reached_units()
         if self.has_unknown_speed():
+            reached = self._possibly_reached_units()
             return _round_to_batches(reached, self._unmeasured_items(reached, processed_items))
+        reached = self._reached_units()
         options = self.state.options
         rate = _known_rate(reached)
         preferred = minimum = 1.0
@@ -75,7 +79,7 @@ class EpochSize:
 
     def max_unmeasured_items(self, processed_items: int) -> int:
         """Items that all open epochs may have together while the speed of a unit is unknown."""
-        items = self._unmeasured_items(self._reached_units(), processed_items)
+        items = self._unmeasured_items(self._possibly_reached_units(), processed_items)
         return int(min(MAX_UNMEASURED_EPOCHS * items, MAX_EPOCH_ITEMS))
 
     def slowest_units(self) -> list[UnitState]:
@@ -95,6 +99,11 @@ class EpochSize:
         """The units that get items, with their items per item of the wave's input."""
         return [(unit, items) for unit, items in self.items_per_input_item().items() if items]
 
+    def _possibly_reached_units(self) -> ReachedUnits:
+        """Also the units that got no item because those before them have dropped the few that they got."""
+        items = self._items_per_input_item(lambda unit: unit.throughput.possible_returns)
+        return [(unit, each) for unit, each in items.items() if each]
+
     def has_unknown_speed(self) -> bool:
         """Whether epochs must be small because a unit may be slow. With a barrier there is only one epoch, and when
         serving, epochs end by age."""
@@ -103,7 +112,7 @@ class EpochSize:
             return False
         if self.state.options.serving or any(unit.spec.barrier for unit in units):
             return False
-        return any(unit.throughput.seconds_per_item is None for unit, _ in self._reached_units())
+        return any(unit.throughput.seconds_per_item is None for unit, _ in self._possibly_reached_units())
 
     def _unmeasured_items(self, reached: ReachedUnits, processed_items: int) -> float:
         """Items per epoch while the speed of a unit is unknown: a batch, or a share of the messages that such units may

@@ -35,6 +35,8 @@ DRIFT_SHARE = 0.1
 this share."""
 GIVEN_CONFIDENCE = 0.3
 """Confidence of a configured rate."""
+MIN_DROPPED_ITEMS = 1000
+"""A unit that dropped this number of items, and returned none, is expected to drop all."""
 
 
 class ThroughputEstimator:
@@ -113,6 +115,11 @@ class ThroughputEstimator:
         if self._in and (self.messages >= MIN_MESSAGES or self.given_returns is None):
             return self._out / self._in
         return 1.0 if self.given_returns is None else self.given_returns
+
+    @property
+    def possible_returns(self) -> float:
+        """As `returns`, but not 0 after a few items: the next one may be the first that is not dropped."""
+        return self.returns or (1 / (1 + self._in) if self._in < MIN_DROPPED_ITEMS else 0.0)
 
     @property
     def seconds_per_item(self) -> float | None:
