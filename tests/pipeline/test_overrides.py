@@ -111,7 +111,9 @@ def test_the_fix_of_a_wrong_stage_is_the_option_for_the_right_one(text: str, wor
         ("stages.caption.resources.gpu=1", "--set stages.caption.resources.gpus=1"),
         ("stages.caption.workers=0", "--set stages.caption.workers=1"),
         ("stages.caption.resources.gpus=-1", "--set stages.caption.resources.gpus=1"),
-        ("sorce=x.jsonl", "source: x.jsonl"),
+        ("sorce=x.jsonl", "--set source=x.jsonl"),
+        ("batch_size=4", "--set defaults.batch_size=4"),
+        ("stages.caption.gpus=1", "--set stages.caption.resources.gpus=1"),
     ],
 )
 def test_the_fix_of_a_wrong_override_is_an_override(text: str, fix: str) -> None:

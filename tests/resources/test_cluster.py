@@ -281,6 +281,8 @@ def test_an_unknown_card_has_only_what_is_written() -> None:
         ("(4cpu, Zeta)", "write its memory as well", ["(4cpu, Zeta:24GB)"]),
         ("4x(32cpu, 128GB 2xL40S)", "a comma is missing", ["4x(32cpu, 128GB, 2xL40S)"]),
         ("32 cpu 128 GB 2 x RTX 4090 a=1", "a comma is missing", ["32 cpu, 128 GB, 2 x RTX 4090, a=1"]),
+        ("4x8cpu", "the brackets around '8cpu' are missing", ["4x(8cpu)"]),
+        ("(4cpu) + 2 x 8cpu, 32GB, 1xL4 {a=b}", "brackets", ["(4cpu) + 2x(8cpu, 32GB, 1xL4){a=b}"]),
         ("(8cpu, 2.5xL40S)", "nodes have whole cards", ["(8cpu, 2xL40S)", "(8cpu, 3xL40S)"]),
         ("(8cpu, -2xL40S)", "not from 1 to 256", ["(8cpu, 2xL40S)"]),
         ("2.5x(8cpu)", "the number of nodes 2.5 is not a whole number", ["2x(8cpu)", "3x(8cpu)"]),

@@ -44,13 +44,18 @@ class FileReader:
             if isinstance(mistake, UnknownKey):
                 problem = self.with_hint(problem, mistake, record)
                 if place.startswith(OPTION):
-                    problem = replace(problem, fixes=_spelled_as_option(place, problem, mistake))
+                    key = self.right_key(mistake, record)
+                    problem = replace(problem, fixes=_spelled_as_option(place, problem, mistake, key))
             self.problems.append(replace(problem, place=place))
         return {key: data[key] for key in record.names if key in data}
 
     def with_hint(self, problem: Problem, mistake: UnknownKey, record: Record) -> Problem:  # noqa: ARG002 - for others
         """The problem of an unknown key, with what else is known about it."""
         return problem
+
+    def right_key(self, mistake: UnknownKey, record: Record) -> str:  # noqa: ARG002 - for others
+        """The key that was probably meant, relative to the mapping: "batch_size", "resources.cpus"; "": none."""
+        return nearest_word(str(mistake.path[-1]), mistake.known) or ""
 
     def resources(self, path: KeyPath, entry: object, called: str) -> Resources:
         """The resources of a mapping; `called` names the stage or role."""
@@ -103,10 +108,10 @@ class FileReader:
         return None
 
 
-def _spelled_as_option(place: str, problem: Problem, mistake: UnknownKey) -> tuple[Fix, ...]:
-    """The fix of an unknown key of the option `--set`, as that option."""
-    near = nearest_word(str(mistake.path[-1]), mistake.known)
+def _spelled_as_option(place: str, problem: Problem, mistake: UnknownKey, key: str) -> tuple[Fix, ...]:
+    """The fix of an unknown key of the option `--set`, as that option with the right key."""
     path, _, value = place.removeprefix(OPTION).partition("=")
-    if near is None or not path.endswith(f".{mistake.path[-1]}"):
+    before, _, last = path.rpartition(".")
+    if not key or last != mistake.path[-1]:
         return problem.fixes
-    return (set_option(f"{path.rpartition('.')[0]}.{near}", value),)
+    return (set_option(f"{before}.{key}" if before else key, value),)

@@ -184,6 +184,14 @@ class _PipelineFileReader(FileReader):
     def with_hint(self, problem: Problem, mistake: UnknownKey, record: Record) -> Problem:
         return _with_hint(problem, mistake, record)
 
+    def right_key(self, mistake: UnknownKey, record: Record) -> str:
+        word = str(mistake.path[-1])
+        if record is STAGE and word in RESOURCES.by_name:
+            return f"resources.{word}"
+        if record is PIPELINE_FILE and word in DEFAULTS.by_name:
+            return f"defaults.{word}"
+        return super().right_key(mistake, record)
+
     def fixes(self, path: KeyPath, problem: Problem) -> tuple[Fix, ...]:
         if problem.code == "DT030":
             return (YAML.assignment("stages", [EXAMPLE_STAGE]),)

@@ -98,6 +98,10 @@ _COUNT = r"[-+]?[0-9]*\.?[0-9]+"
 _GROUP = re.compile(
     rf"\s*(?:(?P<count>{_COUNT})\s*[x*]\s*)?\((?P<inside>[^()]*)\)\s*(?:\{{(?P<labels>[^{{}}]*)\}})?\s*"
 )
+_WITHOUT_BRACKETS = re.compile(
+    r"\s*(?P<count>[1-9][0-9]*)\s*[x*]\s*(?P<inside>[0-9][^(){}]*?)\s*(?P<labels>\{[^{}]*\})?\s*"
+)
+"""'4x8cpu, 32GB': several nodes that lack the brackets."""
 _INSTANCES = re.compile(
     rf"\s*(?:(?P<count>{_COUNT})\s*[x*]\s*)?(?P<inside>[A-Za-z][\w.-]*)\s*(?:\{{(?P<labels>[^{{}}]*)\}})?\s*"
 )
@@ -122,6 +126,12 @@ def parse_cluster_spec(spec: object) -> list[NodeSpec]:
     groups: list[NodeSpec] = []
     problems: list[Problem] = []
     for text, column in _split(spec, "+"):
+        if bare := _WITHOUT_BRACKETS.fullmatch(text):
+            message = f"the brackets around {bare['inside']!r} are missing"
+            instead = f"{bare['count']}x({bare['inside']}){bare['labels'] or ''}"
+            start, end = column + len(text) - len(text.lstrip()), column + len(text.rstrip())
+            problems.append(_spec_problem(SpecError(message, instead=(instead,)), spec, start, end))
+            continue
         match, shift = _match_group(text)
         if match is None:
             problems.append(_group_problem(spec, text, column))
