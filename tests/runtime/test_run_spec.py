@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from dovetail.data.sinks import SinkSpec
 from dovetail.data.sources import SourceSpec
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, Problem
 from dovetail.pipeline.source_sink import SINK, SOURCE
 from dovetail.runtime import run_spec as jobs
 from dovetail.runtime.missing_code import defined_names
@@ -147,13 +148,46 @@ def test_a_sink_that_is_added_to() -> None:
         ("def __getattr__(name): return 1\n", None),
         ("for n in 'ab': globals()[n] = 1\n", None),
         ("exec('f = 1')\n", None),
-        ("def f(:\n", None),
     ],
 )
-def test_names_of_a_module_are_found_without_importing_it(tmp_path: Path, text: str, names: set[str] | None) -> None:
-    file = tmp_path / "m.py"
-    file.write_text(text)
-    assert defined_names(file) == names
+def test_names_of_a_module_are_found_without_importing_it(text: str, names: set[str] | None) -> None:
+    assert defined_names(ast.parse(text)) == names
+
+
+def problems_of_code(folder: Path, text: str, run: str, monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "code_with_mistakes.py").write_text(text)
+    (folder / "p.yaml").write_text(f"stages: [{{name: a, run: 'code_with_mistakes:{run}'}}]\n")
+    return jobs.missing_code(jobs.load_pipeline_spec(folder / "p.yaml"))
+
+
+def test_a_module_that_is_not_python_is_reported_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (problem,) = problems_of_code(tmp_path, "import os\ndef f(rows)\n    return rows\n", "f", monkeypatch)
+    assert problem.message == "stage 'a': code_with_mistakes.py, line 2: expected ':'"
+    assert problem.evidence == ("def f(rows)",)
+    assert problem.fix_texts == (f"correct line 2 of {tmp_path}/code_with_mistakes.py",)
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ("class C:\n    def setup(self, worker): pass\n", True),
+        ("class C:\n    def __call__(self, rows): return rows\n", False),
+        ("class C(Base):\n    pass\n", False),
+        ("@decorated\nclass C:\n    pass\n", False),
+        ("class C:\n    __call__ = other\n", False),
+        ("class C:\n    def run(self, rows): return rows\nC.__call__ = C.run\n", False),
+        ("class C:\n    def run(self, rows): return rows\nC = C().run\n", False),
+    ],
+)
+def test_a_class_whose_objects_cannot_be_called_is_reported(
+    tmp_path: Path, text: str, reported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = problems_of_code(tmp_path, text, "C", monkeypatch)
+    assert [problem.code for problem in found] == ["DT034"] * reported
+    for problem in found:
+        assert "has no method __call__(self, items)" in problem.message
+        assert problem.fix_texts == (f"define C.__call__ in {tmp_path}/code_with_mistakes.py",)
 
 
 def test_a_function_that_does_not_exist_is_reported_before_anything_starts(

@@ -201,7 +201,7 @@ def _launch(file: str, sets: Sequence[str], **arguments: Any) -> dt.LiveSystem:
 
 def _missing_classes(parsed: ParsedActorsFile, file: Path) -> Iterator[dt.Problem]:
     for number, role in enumerate(parsed.roles):
-        missing = find_missing_code(f"role {role.name!r}", role.cls, file.parent)
+        missing = find_missing_code(f"role {role.name!r}", role.cls, file.parent, called=False)
         if missing is not None:
             fixes = (f"cls: {missing.nearest}" if missing.nearest else missing.remedy(file.name),)
             place = parsed.document.place(("roles", number, "cls"))

@@ -33,17 +33,21 @@ class MissingCode:
     """The missing function or class; "": the module is missing."""
     file: Path | None = None
     module: str = ""
+    line: int = 0
+    """The line of `file` that is wrong; 0: something is missing."""
 
     def remedy(self, near: str) -> str:
         """What to do if nothing has a similar name; `near`: the file beside which modules are found."""
+        if self.line:
+            return f"correct line {self.line} of {self.file}"
         if self.file is not None:
             return f"define {self.name} in {self.file}"
         return f"create {self.module}.py beside {near}, or install the package"
 
 
-def find_missing_code(label: str, reference: object, folder: Path) -> MissingCode | None:
+def find_missing_code(label: str, reference: object, folder: Path, *, called: bool = True) -> MissingCode | None:
     """None if the code exists, is not given as a string, or cannot be found without importing it. `label` names its
-    user in messages: "stage 'caption'"."""
+    user in messages: "stage 'caption'". `called`: objects of a class are called, as those of a stage."""
     module, _, path = reference.partition(":") if isinstance(reference, str) else ("", "", "")
     top = module.partition(".")[0]
     if not top or top in sys.modules:
@@ -56,9 +60,21 @@ def find_missing_code(label: str, reference: object, folder: Path) -> MissingCod
         nearest = f"{near}{module.removeprefix(top)}:{path}" if near else ""
         return MissingCode(message, f"searched in {folder} and on sys.path", nearest, module=top)
     file = _source_file(spec, module)
-    names, name = None if file is None else defined_names(file), path.partition(".")[0]
-    if names is None or name in names:
+    tree = None if file is None else _parsed(file)
+    if file is None or tree is None:
         return None
+    if isinstance(tree, SyntaxError):
+        where = f"{file.name}, line {tree.lineno}"
+        return MissingCode(
+            f"{label}: {where}: {tree.msg}", (tree.text or "").rstrip(), "", file=file, line=tree.lineno or 1
+        )
+    names, name = defined_names(tree), path.partition(".")[0]
+    if names is None or name in names:
+        line = _uncallable_class_line(tree, path) if called else 0
+        message = (
+            f"{label}: {reference} is a class whose objects cannot be called: it has no method __call__(self, items)"
+        )
+        return MissingCode(message, f"in {file}, line {line}", "", f"{path}.__call__", file) if line else None
     message = f"{label}: {module} has no {name!r}{did_you_mean(name, sorted(names))}"
     near = nearest_word(name, sorted(names))
     return MissingCode(message, f"in {file}", f"{module}:{near}" if near else "", name, file, module)
@@ -103,14 +119,22 @@ def _source_file(top: ModuleSpec, module: str) -> Path | None:
     return None
 
 
-def defined_names(file: Path) -> set[str] | None:
-    """Names that a module binds at its top level, from its source; None: they are known only when it is imported."""
+def _parsed(file: Path) -> ast.Module | SyntaxError | None:
+    """The source of a module; None: it cannot be read."""
     import ast  # late: only functions that are given as strings need it
 
     try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        return ast.parse(file.read_bytes())
+    except SyntaxError as error:
+        return error
+    except (OSError, ValueError):
         return None
+
+
+def defined_names(tree: ast.Module) -> set[str] | None:
+    """Names that a module binds at its top level; None: they are known only when it is imported."""
+    import ast
+
     names: set[str] = set()
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
@@ -130,3 +154,16 @@ def defined_names(file: Path) -> set[str] | None:
                 pass
         waiting += ast.iter_child_nodes(node)
     return None if {"*", "__getattr__"} & names else names
+
+
+def _uncallable_class_line(tree: ast.Module, name: str) -> int:
+    """Line of a class without bases and decorators that has no `__call__`; 0: there is none, or it is not certain."""
+    import ast
+
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    if len(found) != 1 or found[0].bases or found[0].keywords or found[0].decorator_list:
+        return 0
+    is_plain = all(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Expr) for node in found[0].body)
+    methods = {node.name for node in found[0].body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
+    return found[0].lineno if is_plain and not uses and "__call__" not in methods else 0
