@@ -13,7 +13,15 @@ from dovetail.observe.history import RunHistory
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import result_lines
 from dovetail.observe.terminal import terminal_width
-from dovetail.text_format import MIN_CUT_CHARS, cut_text, fit_table, terminal_text, wrap_labelled
+from dovetail.text_format import (
+    MIN_CUT_CHARS,
+    cut_text,
+    fit_table,
+    format_number,
+    format_rate,
+    terminal_text,
+    wrap_labelled,
+)
 from observe.made import recorded
 
 if TYPE_CHECKING:
@@ -64,3 +72,23 @@ def test_text_for_a_terminal_keeps_lines_and_escapes_what_it_would_obey() -> Non
     assert terminal_text("\x1b[2J\x07\x9b\x7f\x00") == "\\x1b[2J\\x07\\x9b\\x7f\\x00"
     assert terminal_text("10 %\r20 %\r\nend") == "10 %\n20 %\nend"
     assert terminal_text("a\u202eb\u2028") == "a\\u202eb\\u2028"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (0.3333, "0.333"),
+        (12.34, "12.3"),
+        (1554.4, "1554"),
+        (95_670.0, "95.7k"),
+        (834_000, "834k"),
+        (1_234_567, "1.23M"),
+        (24_684_100_000, "24.7G"),
+        (float("nan"), "-"),
+    ],
+)
+def test_numbers_have_three_digits_and_a_suffix(value: float, shown: str) -> None:
+    assert format_number(value) == shown
+    assert format_rate(value) == f"{shown}/s"

@@ -55,7 +55,14 @@ PIPE = dt.Pipeline([dt.Stage("a", twice), dt.Stage("b", double, workers=2, slots
 class Messages:
     """An observer that is given messages as a run would give them."""
 
-    def __init__(self, pipeline: dt.Pipeline, cluster: str = "1x(8cpu)", reads: str = "", writes: str = "") -> None:
+    def __init__(
+        self,
+        pipeline: dt.Pipeline,
+        cluster: str = "1x(8cpu)",
+        reads: str = "",
+        writes: str = "",
+        end_probe: Callable[[], None] | None = None,
+    ) -> None:
         self.kept: dict[ProfileKey, StageMeasurement] = {}
         plan = dt.plan(pipeline, cluster)
         self.keys = storage_keys(pipeline, plan, reads, writes)
@@ -64,7 +71,11 @@ class Messages:
             for spec in unit_specs(pipeline, plan)
         ]
         self.observer = ProfileObserver(
-            lambda now: view(now, *self.units), unit_specs(pipeline, plan), self.keys, keep=self._keep
+            lambda now: view(now, *self.units),
+            unit_specs(pipeline, plan),
+            self.keys,
+            end_probe=end_probe,
+            keep=self._keep,
         )
         self._count = 0
 
@@ -124,6 +135,24 @@ def test_batches_that_are_not_full_do_not_count() -> None:
         messages.run(0.1 * number, 0.1 * number + 0.1)
     messages.run(1.0, 1.1, items=1)
     assert 1 / messages.measured()["b"].seconds_per_item == pytest.approx(8 / 0.1)
+
+
+def probed(message_s: Callable[[int], float]) -> tuple[int, float]:
+    """Messages and time after which a probe ends whose messages take this long."""
+    ended: list[bool] = []
+    messages = Messages(ONE_SLOT, end_probe=lambda: ended.append(True))
+    now, number = 0.0, 0
+    while not ended:
+        messages.run(now, now + message_s(number))
+        now, number = now + message_s(number), number + 1
+    return number, now
+
+
+def test_a_probe_ends_when_its_measurements_are_precise_enough() -> None:
+    assert probed(lambda _: 0.16)[0] == 9, "the first message does not count"
+    varying, _ = probed(lambda number: 0.04 if number % 2 else 0.12)
+    assert 25 <= varying <= 30, "a standard deviation of half the mean needs 25 messages"
+    assert probed(lambda number: 1.0 if number % 50 == 49 else 0.01)[1] == pytest.approx(30, abs=1), "at the latest"
 
 
 def test_first_messages_are_a_small_sample() -> None:
