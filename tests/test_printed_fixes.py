@@ -12,6 +12,7 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import pytest
@@ -532,6 +533,62 @@ def test_a_spec_in_the_place_of_nodes_in_python() -> None:
 def test_two_stages_of_one_name_in_python() -> None:
     (fix,) = fixes_of(lambda: dt.Pipeline([dt.Stage("same", same), dt.Stage("same", same)]))
     dt.Pipeline([dt.Stage("same", same), dt.Stage(run=same, **keywords(fix))])  # type: ignore[arg-type]
+
+
+def test_a_function_that_holds_a_lock_becomes_a_class_with_a_setup(home: Path) -> None:
+    lock = Lock()
+
+    def guarded(items: list[int]) -> list[int]:
+        with lock:
+            return items
+
+    (fix,) = fixes_of(lambda: list(dt.run([guarded], [1, 2])))
+    assert "open files, locks and connections in the setup(worker) of a class" in fix
+    assert sorted(dt.run([Guarded], [1, 2])) == [1, 2]
+
+
+class Guarded:
+    def setup(self, worker: object) -> None:
+        self._lock = Lock()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        with self._lock:
+            return items
+
+
+def locks(items: list[int]) -> list[object]:
+    return [Lock() for _ in items]
+
+
+def forgets_to_return(items: list[int]) -> list[int]:
+    sorted(items)
+    return None  # type: ignore[return-value]
+
+
+def counts(items: list[int]) -> list[int]:
+    return len(items)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said", "how"),
+    [
+        (
+            locks,
+            "the result cannot be pickled: TypeError: cannot pickle '_thread.lock'",
+            "return data (numbers, texts,",
+        ),
+        (forgets_to_return, "returned None", "return a list ([] drops the items)"),
+        (counts, "returned an int (1)", "return a list ([] drops the items)"),
+    ],
+)
+def test_a_result_of_the_wrong_kind_becomes_a_list_of_data(
+    home: Path, wrong: Callable[[list[int]], list[int]], said: str, how: str
+) -> None:
+    with pytest.raises(dt.RunError) as caught:
+        list(dt.run([wrong], [1, 2]))
+    assert said in str(caught.value)
+    assert how in str(caught.value)
+    assert sorted(dt.run([same], [1, 2])) == [1, 2]
 
 
 def test_resources_that_fit_nowhere_in_python() -> None:

@@ -40,7 +40,9 @@ def test_a_failed_run_names_the_row_and_shows_it(place: Place) -> None:
     assert shown.stdout == (
         f'1 item in no_sevens, ended the run: ValueError: a seven: 7\n  {place.folder}/in.jsonl:8  {{"n": 7}}\n'
     )
-    assert f"{place.folder}/in.jsonl:8  in no_sevens: ValueError: a seven: 7" in place.run("status").stdout
+    status = place.run("status").stdout
+    assert f"{place.folder}/in.jsonl:8 in no_sevens: ValueError: a seven: 7" in " ".join(status.split())
+    assert "was lost" not in status, "workers are stopped when the run has failed"
     assert json.loads(place.run("status", "--json").stdout)["failed"] == 0
 
 

@@ -182,6 +182,7 @@ def test_an_item_that_always_kills_its_worker_fails_the_run_with_the_cause() -> 
     with pytest.raises(dt.RunError, match=r"bad.*") as told:
         list(run)
     assert "SIGSEGV" in str(told.value)
+    assert (told.value.problems[0].place, told.value.problems[0].evidence[0]) == ("item 57", "item: 57")
     no_worker_is_left(run)
 
 
@@ -196,6 +197,7 @@ def test_an_item_that_always_exits_is_recorded_with_its_exit_code() -> None:
     assert len(list(run)) == 19
     (error,) = run.errors
     assert "33" in error.error + error.traceback
+    assert (error.place, error.item) == ("item 5", 5)
 
 
 @pytest.mark.parametrize("what", [sys.exit, exec], ids=["sys.exit", "exec"])
@@ -309,6 +311,7 @@ def test_a_result_that_cannot_be_pickled_names_its_stage(slots: int) -> None:
         list(run)
     assert "locks" in str(told.value)
     assert "cannot be pickled" in str(told.value)
+    assert "return data (numbers, texts, lists, dicts, arrays)" in str(told.value)
     assert "lock" in str(told.value)
 
 
@@ -373,6 +376,24 @@ def test_a_worker_that_dies_in_setup_fails_the_run_with_the_cause(what: Callable
         list(run)
     assert text in str(told.value)
     no_worker_is_left(run)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_module_that_cannot_be_imported_is_reported_with_its_own_frames_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imports_a_missing_module.py").write_text("import no_such_package\n\ndef f(rows): return rows\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(dt.RunError) as told:
+        list(run_of(dt.Stage("s", "imports_a_missing_module:f"), source=range(3)))
+    (problem,) = told.value.problems
+    assert problem.message.endswith("ModuleNotFoundError: No module named 'no_such_package'")
+    assert problem.evidence[:4] == (
+        "Traceback (most recent call last):",
+        f'  File "{tmp_path}/imports_a_missing_module.py", line 1, in <module>',
+        "    import no_such_package",
+        "ModuleNotFoundError: No module named 'no_such_package'",
+    )
 
 
 def test_a_setup_that_exceeds_its_timeout_fails_the_run() -> None:

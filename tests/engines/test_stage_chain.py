@@ -385,7 +385,7 @@ def test_a_function_may_modify_the_list_it_gets(batch_size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "named"), [(None, "None"), ("ab", "a str ('ab')"), (b"", "a bytes"), ({}, "a dict"), (5, "a int (5)")]
+    ("returned", "named"), [(None, "None"), ("ab", "a str ('ab')"), (b"", "a bytes"), ({}, "a dict"), (5, "an int (5)")]
 )
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_a_return_value_that_is_no_list_is_rejected_with_a_fix(returned: Any, named: str, batch_size: int) -> None:

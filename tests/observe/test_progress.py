@@ -13,6 +13,7 @@ import pytest
 from dovetail.observe.progress import (
     ProgressDisplay,
     RateWindow,
+    progress_line,
     progress_text,
     stop_notice,
     workers_text,
@@ -184,6 +185,18 @@ def test_the_headline_has_what_is_known() -> None:
     pulse.add(seen)
     assert progress_text(seen, pulse, 0.0) == "3 items (9 read), -, wave 2 of 3, 0.0 s so far"
     assert workers_text(unit(ready=3, starting=2, draining=1)) == "3 +2 -1"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_plain_line_fits_the_width_and_always_has_counts_and_rate(width: int) -> None:
+    pulse = RateWindow()
+    long = "a_name_that_is_far_too_long_for_one_line_of_a_narrow_terminal"
+    seen = view(10.0, unit(long), finished=3, total=9, failed=1, bottleneck=long)
+    pulse.add(seen)
+    line = progress_line(seen, pulse, 10.0, long, width)
+    assert len(line) <= width
+    assert ": 3 of 9 items (33 %), -, 1 failed" in line
+    assert line.startswith(f"{long}: ") == (width == 200)
 
 
 def test_rich_is_imported_only_for_a_terminal() -> None:

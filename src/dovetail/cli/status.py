@@ -81,7 +81,9 @@ def _failed_item_lines(failures: list[RecordedFailure], run: str) -> list[str]:
     all_of_them = f"; all: dovetail errors {run}"
     more = f", the first {MAX_SHOWN_LINES} of {len(failures)}{all_of_them}" if len(failures) > MAX_SHOWN_LINES else ""
     shown = failures[:MAX_SHOWN_LINES]
-    return ["", f"failed items{more}", *(f"  {one.place or 'item ?'}  in {one.stage}: {one.text}" for one in shown)]
+    lines = [f"  {one.place or 'item ?'}  in {one.stage}: {one.text}" for one in shown]
+    wrapped = [part for line in lines for part in wrap_labelled(line, terminal_width(), 4)]
+    return ["", f"failed items{more}", *wrapped]
 
 
 def _latest_lines(what: str, entries: tuple[tuple[float, str], ...]) -> list[str]:

@@ -5,6 +5,7 @@ Handles any exception: one whose text raises, one with a million frames, one tha
 
 from __future__ import annotations
 
+import importlib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from dovetail.pipeline.failure_rules import FailureRules
 
 UNPICKLABLE_TEXT, UNWRITABLE_TEXT = "the result cannot be pickled", "the result cannot be written"
+UNPICKLABLE_HINT = (
+    "hint: results are sent between processes; return data (numbers, texts, lists, dicts, arrays), and keep files, "
+    "locks and connections in the object of a class, opened in its setup(worker)"
+)
 MAX_LINE_CHARS = 500
 MAX_DETAIL_CHARS = 20_000
 MAX_MESSAGE_DETAIL_CHARS = 400_000
@@ -33,6 +38,7 @@ MAX_FRAMES = 100
 MAX_CHAIN_LENGTH = 20
 PACKAGE_FOLDER = __file__.removesuffix("engines/exception_summary.py")
 OWN_FOLDERS = tuple(f"{PACKAGE_FOLDER}{name}/" for name in ("engines", "backfill", "jobs"))
+IMPORT_FILES = ("<frozen importlib", importlib.__file__)
 GPU_MEMORY_PHRASES = (
     "CUDA out of memory",
     "CUDA error: out of memory",
@@ -84,7 +90,7 @@ class FailureCollector:
         keys = as_tuples(slice_keys(self._keys, start, stop))
         failure = CallFailure(start, stop, summary.line, detail, summary.out_of_memory, summary.on_gpu, keys)
         if isinstance(error, UnsendableItemError):
-            failure.error, failure.detail = unsendable_text(error), ""
+            failure.error, failure.detail = unsendable_text(error), unsendable_hint(error)
         failure.stage = stage
         failure.worker_broken = is_worker_broken(error, self._rules)
         self.found.append(failure)
@@ -95,6 +101,10 @@ def unsendable_text(error: UnsendableItemError) -> str:
     """Why the call whose result cannot be sent or written fails."""
     why = UNWRITABLE_TEXT if isinstance(error, UnwritableItemError) else UNPICKLABLE_TEXT
     return f"{why}: {error.error_text}"[:MAX_LINE_CHARS]
+
+
+def unsendable_hint(error: UnsendableItemError) -> str:
+    return "" if isinstance(error, UnwritableItemError) else UNPICKLABLE_HINT
 
 
 def drop_traceback(error: BaseException) -> None:
@@ -206,7 +216,7 @@ def _exception_text(error: BaseException) -> str:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without Dovetail's own frames at the top."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN_FOLDERS):
+    """The traceback without the frames at the top of Dovetail and of the import of the user's module."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((*OWN_FOLDERS, *IMPORT_FILES)):
         trace = trace.tb_next
     return trace

@@ -68,7 +68,8 @@ def expand_iterator(returned: Any, single: set[type], stage: str) -> list[Any] |
 
 
 def _return_type_error(returned: Any, stage: str) -> TypeError:
-    what = "None" if returned is None else f"a {type(returned).__name__} ({short_repr(returned)})"
+    kind = type(returned).__name__
+    what = "None" if returned is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} ({short_repr(returned)})"
     how = ASYNC_FIX if _is_coroutine(returned) else RETURN_FIX
     if inspect.iscoroutine(returned):
         returned.close()

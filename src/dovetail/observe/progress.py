@@ -12,6 +12,7 @@ from dovetail.control.lifecycle import FINAL_RUN_STATES
 from dovetail.observe.terminal import is_terminal, may_colour, raw_terminal, terminal_width
 from dovetail.pipeline.units import short_unit_name
 from dovetail.text_format import (
+    MIN_CUT_CHARS,
     cut_text,
     format_duration,
     format_number,
@@ -287,8 +288,9 @@ def progress_line(view: StreamView, pulse: RateWindow, since_s: float, name: str
         for row in pulse.rows()
         if row.unit.wave == view.wave
     )
-    line = f"{name}: " if name else ""
-    line += ", ".join(_essential_parts(view, pulse))
+    line = ", ".join(_essential_parts(view, pulse))
+    if name:
+        line = f"{cut_text(name, max(MIN_CUT_CHARS, width - len(line) - 2))}: {line}"
     for part in (*(f", {text}" for text in _optional_parts(view, since_s)), f" | {', '.join(stages)}"):
         if len(line) + len(part) <= width:
             line += part

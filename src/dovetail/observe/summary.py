@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from dovetail.control.events import LossCause
 from dovetail.documents.yaml_surface import yaml_literal
 from dovetail.errors import Change, Subject
 from dovetail.observe.run_folder import number_field, read_json_object
@@ -16,7 +17,9 @@ from dovetail.text_format import terminal_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dovetail.observe.history import RunHistory, ViewRecord
+    from dovetail.observe.history import RunHistory, TimelineEvent, ViewRecord
+
+STOPPED_ON_COMMAND = f"{LossCause.STOPPED.value}: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +278,7 @@ def summarize_run(history: RunHistory, wall: float | None = None) -> RunSummary:
     shares = history.bottlenecks()
     units = tuple(_summarize_unit(history, name, shares.get(name, 0.0)) for name in history.units)
     total = run.get("total") if run.get("total") is not None else header.get("items")
-    errors = [it for it in history.timeline if it.kind == "lost" or it.data.get("what") == "error"]
+    errors = _error_events(history)
     planned, planned_from = _planned_rate(history)
     recorded = header.get("more")
     more = recorded if isinstance(recorded, dict) else {}
@@ -317,6 +320,20 @@ def summarize_run(history: RunHistory, wall: float | None = None) -> RunSummary:
         noun=str(run.get("noun") or "items"),
         outputs=tuple(map(str, sinks)) if isinstance(sinks := more.get("sinks"), list) else (),
     )
+
+
+def _error_events(history: RunHistory) -> list[TimelineEvent]:
+    """Errors and losses of workers, without the workers that were stopped because the run ended."""
+    ends = [
+        it.t for it in history.timeline if it.data.get("what") == "run" and "verdict" in (it.data.get("data") or {})
+    ]
+    end = min(ends, default=float("inf"))
+    return [
+        it
+        for it in history.timeline
+        if it.data.get("what") == "error"
+        or (it.kind == "lost" and not (it.t >= end and str(it.data.get("why")).startswith(STOPPED_ON_COMMAND)))
+    ]
 
 
 def steady_rate(history: RunHistory) -> float | None:

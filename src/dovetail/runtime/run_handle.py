@@ -399,7 +399,7 @@ def _run_error(failure: RunFailure, summary: RunSummary | None, folder: Path) ->
 
 
 def _run_problem(failure: RunFailure, summary: RunSummary | None, folder: Path) -> Problem:
-    evidence = tuple([line for line in failure.detail.splitlines() if line.strip()][-MAX_TRACEBACK_LINES:])
+    evidence = _detail_lines(failure)
     place, item = _failed_item(folder, len(failure.items)) if failure.items else ("", ())
     evidence = (*item, *evidence)
     if summary is not None:
@@ -418,6 +418,14 @@ def _run_problem(failure: RunFailure, summary: RunSummary | None, folder: Path) 
     if hint:
         fixes += (f"correct the error and resume: {hint}",)
     return Problem("DT330", failure.error or "the run failed", evidence, fixes, place, subject)
+
+
+def _detail_lines(failure: RunFailure) -> tuple[str, ...]:
+    """The last lines of the traceback, without lines at its beginning that only repeat the error."""
+    lines = [line for line in failure.detail.splitlines() if line.strip()]
+    while lines and failure.error.endswith(lines[0].strip()):
+        del lines[0]
+    return tuple(lines[-MAX_TRACEBACK_LINES:])
 
 
 def _failed_item(folder: Path, count: int) -> tuple[str, tuple[str, ...]]:

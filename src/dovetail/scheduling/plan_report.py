@@ -12,7 +12,7 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.sizes import format_milli, format_size
 from dovetail.scheduling.modes import choose_mode
 from dovetail.scheduling.predicted_rate import predict_rate
-from dovetail.text_format import fit_table, format_number
+from dovetail.text_format import fit_table, format_count, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,12 +121,13 @@ def stage_text(plan: Plan, stage: str) -> str:
 
 
 def _worker_count_lines(plan: Plan, unit: UnitPlan) -> list[str]:
-    lines = [f"{unit.name}: {unit.workers} workers, each {unit.shape.describe()}"]
+    lines = [f"{unit.name}: {format_count(unit.workers, 'worker')}, each {unit.shape.describe()}"]
     if unit.has_known_rate:
         one = f"{format_number(unit.rate)} items/s in ({unit.rate_source})"
         total = "" if plan.rate is None else f"; the plan runs at {format_number(plan.rate)}"
+        items = f"{format_number(unit.per_source)} {'item' if unit.per_source == 1 else 'items'}"
         lines += [
-            f"  one worker takes {one}; it gets {format_number(unit.per_source)} items per source item",
+            f"  one worker takes {one}; it gets {items} per source item",
             f"  together they sustain {format_number(unit.throughput)} source items/s{total}",
         ]
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dovetail.control.events import VERDICT_FATAL, VERDICT_RETRY, VERDICT_SKIP, CallFailure
 from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError, UnwritableItemError
 from dovetail.engines.epoch_starts import join_starts
-from dovetail.engines.exception_summary import summarize_exception, unsendable_text
+from dovetail.engines.exception_summary import summarize_exception, unsendable_hint, unsendable_text
 from dovetail.engines.item_keys import as_tuple, as_tuples, join_keys, slice_keys
 from dovetail.engines.local.payload_codec import find_unpicklable
 from dovetail.engines.stage_chain import MessageOutcome
@@ -198,7 +198,7 @@ def fail_unsendable(outcome: MessageOutcome, opened: MessageInput, batch_size: i
     bad = bad or set(calls)
     for start, stop in sorted(call for call in bad if call is not None):
         its_keys = as_tuples(slice_keys(opened.keys, start, stop))
-        failure = CallFailure(start, stop, unsendable_text(error), keys=its_keys)
+        failure = CallFailure(start, stop, unsendable_text(error), unsendable_hint(error), keys=its_keys)
         failure.verdict = VERDICT_RETRY if blind else ""
         outcome.failures.append(failure)
     outcome.failures.sort(key=lambda failure: failure.start)
