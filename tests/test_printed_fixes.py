@@ -59,6 +59,11 @@ def as_option(place: Place, command: list[str], done: Done, fix: str) -> list[st
     return [*kept, *words]
 
 
+def as_set_option(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+    """Replace the `--set` that is wrong."""
+    return as_option(place, as_removal(place, command, done, "remove --set"), done, fix)
+
+
 def as_removal(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
     at = command.index(fix.removeprefix("remove "))
     return [*command[:at], *command[at + 2 :]]
@@ -79,6 +84,11 @@ def as_command(place: Place, command: list[str], done: Done, fix: str) -> list[s
 
 def as_argument(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
     return [command[0], fix, *command[2:]]
+
+
+def as_arguments(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+    """`p.yaml --source in.jsonl` in place of the file."""
+    return [command[0], *shlex.split(fix), *command[2:]]
 
 
 def as_spec(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
@@ -179,6 +189,8 @@ MISTAKES = {
     ),
     "function of a file": MistakeCase("is not the module", as_line, HEAD + '  - {name: a, run: "steps.py:double"}\n'),
     "misspelt file": MistakeCase("no such file (did you mean 'p.yaml'?)", as_argument, command=("run", "pp.yaml")),
+    "code instead of a pipeline": MistakeCase("is Python code", as_argument, command=("run", "steps.py")),
+    "data instead of a pipeline": MistakeCase("is data, not a pipeline", as_arguments, command=("run", "in.jsonl")),
     "misspelt stage in after": MistakeCase(
         "did you mean 'double'?", as_line, HEAD + DOUBLE + '  - {name: even, run: "steps:even", after: [duoble]}\n'
     ),
@@ -203,6 +215,15 @@ MISTAKES = {
         ("plan", "p.yaml", "--cluster", "p5.48xlarge"),
         fix=1,
         code=3,
+    ),
+    "missing brackets in a cluster": MistakeCase(
+        "the brackets around '8cpu, 32GB' are missing", as_spec, command=("plan", "p.yaml", "--cluster", "2x8cpu, 32GB")
+    ),
+    "setting of all stages in --set": MistakeCase(
+        "it belongs to a stage, or to 'defaults'", as_set_option, command=("run", "p.yaml", "--set", "batch_size=4")
+    ),
+    "setting of resources in --set": MistakeCase(
+        "it belongs under 'resources'", as_set_option, command=("run", "p.yaml", "--set", "stages.double.cpus=1")
     ),
     "misspelt instance type": MistakeCase(
         "did you mean 'p5.48xlarge'?", as_spec, command=("plan", "p.yaml", "--cluster", "2xp5.48xlrge")
@@ -385,6 +406,14 @@ def test_a_misspelt_command_is_named(place: Place) -> None:
     assert place.run(meant[1], "p.yaml", *CLUSTER).returncode == 0
 
 
+def test_a_file_without_a_command_is_run(place: Place) -> None:
+    failed = place.run("p.yaml")
+    meant = re.search(r"did you mean '([^']+)'\?", failed.stderr)
+    assert failed.returncode == 2
+    assert meant is not None
+    assert place.run(*meant[1].split(), *CLUSTER).returncode == 0
+
+
 def test_a_line_of_the_project_file_works(place: Place) -> None:
     file = place.folder / "dovetail.toml"
     file.write_text('clutser = "1x(2cpu, 4GB)"\n')
@@ -523,6 +552,13 @@ def test_a_source_in_the_place_of_the_pipeline_in_python(home: Path) -> None:
     first, *_ = fixes_of(lambda: dt.run(range(3), [same]))  # type: ignore[arg-type]
     assert first == "dt.run([function], source)"
     assert sorted(dt.run([same], range(3))) == [0, 1, 2]
+
+
+def test_a_file_in_the_place_of_the_pipeline_in_python(home: Path) -> None:
+    (home / "p.yaml").write_text('stages: [{name: copy, run: "copy:copy"}]\n')
+    fix, _ = fixes_of(lambda: dt.run("p.yaml", [1, 2]))
+    assert fix == 'dt.run(dt.Pipeline.load("p.yaml"), source)'
+    assert sorted(eval(fix, {"dt": dt, "source": [1, 2]})) == [1, 2]
 
 
 def test_a_spec_in_the_place_of_nodes_in_python() -> None:

@@ -33,6 +33,8 @@ class SuggestingGroup(click.Group):
         except click.UsageError as error:
             near = difflib.get_close_matches(args[0].lower(), self.list_commands(ctx), n=2, cutoff=0.6)
             near.sort(key=lambda name: abs(len(name) - len(args[0])))  # a wrong letter is likelier than a missing one
+            if ctx.parent is None and args[0].endswith((".yaml", ".yml")):
+                near = [f"run {args[0]}"]
             hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}{hint}.", error.ctx) from None
 

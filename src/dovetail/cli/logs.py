@@ -57,14 +57,15 @@ def logs(
     wanted = worker if stage is None else stage
     folder = find_run(run)
     found = find_worker_logs(folder, wanted)
-    if not found and not follow:
-        which = f" ({'stage' if stage else 'worker'} {wanted})" if wanted else ""
-        click.echo(f"no output from workers of run {folder.id}{which}", err=True)
-        return
     is_one = len({(log.worker, log.rank) for log in found}) == 1 and wanted is not None and wanted.isdigit()
     show = LinePrinter(as_json=as_json, labels=not is_one, times=not no_timestamps)
+    has_output = False
     for line in merge_by_time(log_lines(log, ended=not follow, tail=tail) for log in found):
         show(line)
+        has_output = True
+    if not has_output and not follow and tail != 0:
+        which = f" ({'stage' if stage else 'worker'} {wanted})" if wanted else ""
+        click.echo(f"no output from workers of run {folder.id}{which}", err=True)
     if follow:
         for line in follow_worker_logs(folder, wanted, {log.path: log for log in found}):
             show(line)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.actors import is_actors_file
 from dovetail.cli.fix_text import error_for_file
+from dovetail.data.file_formats import format_from_suffix
 from dovetail.documents.parser import read_document
 from dovetail.errors import ConfigError, InfeasibleError, Problem
 from dovetail.jobs import is_job_simulation
@@ -31,6 +33,7 @@ def load_run_spec(
     sink: str | None = None,
     folder: Path | None = None,
 ) -> RunSpec:
+    _check_suffix(file)
     data = read_document(file).data
     if is_actors_file(data):
         message = "is an actors file, not a pipeline or a recipe"
@@ -49,6 +52,27 @@ def load_run_spec(
     except ConfigError as error:
         surface = OptionSurface(leaf_sinks=leaf_sinks(data, Path(file).absolute().parent))
         raise type(error)(replace(one, fixes=surface.fixes(one)) for one in error.problems) from None
+
+
+def _check_suffix(file: str) -> None:
+    """Raises ConfigError for a Python program or a data file, which would be read as YAML."""
+    ending = Path(file).suffix.lower()
+    if ending == ".json" or not Path(file).is_file() or (ending != ".py" and format_from_suffix(file) is None):
+        return
+    beside: list[str] = []
+    with suppress(OSError):
+        beside += (str(path) for path in Path(file).parent.iterdir() if path.suffix in (".yaml", ".yml"))
+    instead = shlex.quote(beside[0]) if len(beside) == 1 else ""
+    if ending == ".py":
+        message = "is Python code, not a pipeline or a recipe"
+        fixes: tuple[str, ...] = (
+            instead or "dovetail init pipeline",
+            f"python {shlex.quote(file)}  # if it is a program",
+        )
+    else:
+        message = "is data, not a pipeline or a recipe"
+        fixes = (f"{instead or 'pipeline.yaml'} --source {shlex.quote(file)}",)
+    raise ConfigError(Problem("DT035", message, fixes=fixes, place=file))
 
 
 def recipe_of(job: RunSpec) -> Recipe | None:

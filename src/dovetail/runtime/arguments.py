@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 from types import GeneratorType
@@ -153,7 +154,10 @@ def engine_errors(engine: object) -> Iterator[Problem]:
 
 def _pipeline_errors(pipeline: object, plan: object) -> Iterator[Problem]:
     if not isinstance(pipeline, Pipeline):
-        fixes = ("dt.run([function], source)", 'dt.Pipeline([dt.Stage("name", function)])')
+        fixes: tuple[str, ...] = ("dt.run([function], source)", 'dt.Pipeline([dt.Stage("name", function)])')
+        if isinstance(pipeline, str) and pipeline.endswith((".yaml", ".yml", ".json")):
+            file = json.dumps(pipeline)
+            fixes = (f"dt.run(dt.Pipeline.load({file}), source)", f"dt.Recipe.load({file}).run()  # if it is a recipe")
         yield Problem("DT337", f"{short_repr(pipeline)} is not a Pipeline", fixes=fixes)
     elif plan is not None and not isinstance(plan, Plan):
         yield Problem("DT338", f"plan={short_repr(plan)} is not a Plan", fixes=("plan=dt.plan(pipeline, cluster)",))
