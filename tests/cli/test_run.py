@@ -384,6 +384,18 @@ def test_a_dry_run_reports_problems(place: Place, head: str, stage: str, words: 
 # --- what fails
 
 
+@pytest.mark.parametrize("name", ["breaks_later", "broken"])
+def test_a_source_that_raises_is_reported_with_its_own_frames_only(place: Place, name: str) -> None:
+    code = "def breaks_later():\n    yield {'n': 1}\n    raise ValueError('no data today')\n"
+    (place.folder / "mine.py").write_text(f"{code}\ndef broken():\n    raise ValueError('no data today')\n")
+    place.file(f"source: {{run: 'mine:{name}'}}\nsink: out.jsonl", "double")
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert done.returncode == (1 if name == "breaks_later" else 2)
+    assert f"in {name}\n" in done.stderr
+    assert "ValueError: no data today" in done.stderr
+    assert "src/dovetail" not in done.stderr
+
+
 def test_a_failed_run_prints_the_reason_and_how_to_resume(place: Place) -> None:
     place.rows("in.jsonl", 10)  # with one seven: the order of two is not defined
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")

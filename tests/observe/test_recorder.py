@@ -285,6 +285,12 @@ def test_a_run_whose_controller_failed_is_recorded_as_failed_without_a_view(tmp_
     assert (header(tmp_path / "r")["status"], header(tmp_path / "r")["error"]) == ("failed", "the controller broke")
 
 
+def test_a_run_that_ends_before_its_first_step_took_no_time(tmp_path: Path) -> None:
+    written = recorder(tmp_path / "r", lambda now: run_at(now - 5000.5))
+    written.abort(5000.5, "it could not start")
+    assert RunHistory.load(tmp_path / "r").seconds == 0
+
+
 def test_lines_count_from_the_beginning_of_the_run_whatever_the_engines_clock_says(tmp_path: Path) -> None:
     written = recorder(tmp_path / "r", lambda now: run_at(now - 5000.5))
     written.on_step(5000.5, [], [Note("decision", "begin")])

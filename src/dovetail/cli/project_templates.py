@@ -127,8 +127,12 @@ dovetail run recipe.yaml --set process.3.min_len=40 --sink out/longer.jsonl
 BACKFILL_TABLE = '''\
 """Creates the table clips.lance from data/clips.jsonl."""
 
-import lance
+import os
+
 import pyarrow.json
+
+os.environ.setdefault("LANCE_LOG", "error")  # before lance is imported: it would warn that the table is new
+import lance
 
 lance.write_dataset(pyarrow.json.read_json("data/clips.jsonl"), "clips.lance", mode="overwrite", max_rows_per_file=50)
 print("wrote clips.lance")

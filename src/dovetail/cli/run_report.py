@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import click
 from dovetail.cli.colour import paint, paint_error
 from dovetail.cli.json_values import json_default
 from dovetail.cli.run_spec_loader import recipe_of
+from dovetail.engines.exception_summary import user_traceback
 from dovetail.errors import DovetailError, Problem, RunError, short_repr
 from dovetail.observe.run_folder import RunFolder, run_reference
 from dovetail.observe.summary_text import RESUMABLE_STATUS, short_summary
@@ -101,7 +101,7 @@ def report_run(
     if isinstance(error, DovetailError):
         click.echo(paint_error(str(error_for_command_line(error, of_recipe=recipe_of(job) is not None))), err=True)
     elif error is not None and not isinstance(error, KeyboardInterrupt):
-        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+        click.echo("".join(user_traceback(error)).rstrip(), err=True)
     summary = run.stats
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=2))

@@ -215,6 +215,16 @@ def _exception_text(error: BaseException) -> str:
         return "unprintable: __str__ failed"
 
 
+def user_traceback(error: BaseException) -> list[str]:
+    """Entries of the traceback, without those of Dovetail at its top; all of them if there are no others."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((PACKAGE_FOLDER, *IMPORT_FILES)):
+        trace = trace.tb_next
+    return traceback.format_exception(type(error), error, trace or error.__traceback__)
+
+
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames at the top of Dovetail and of the import of the user's module."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith((*OWN_FOLDERS, *IMPORT_FILES)):

@@ -227,6 +227,8 @@ class Recorder:
 
     def _end(self, now: float, status: str, error: str) -> None:
         wall = self._wall()
+        if self._zero is None:  # it ends before its first step
+            self._begin(now)
         left_out = {"errors": self._failed_items.left_out, **self._journal.left_out}
         try:
             if not self._closed:

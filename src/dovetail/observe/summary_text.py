@@ -252,7 +252,7 @@ UNIT_COLUMNS: Final[dict[str, Callable[[UnitSummary], str]]] = {
     "workers": lambda unit: str(unit.most_workers),
     "lost": lambda unit: str(unit.lost or "-"),
     "CPUs": lambda unit: "-" if unit.cpus is None else format_number(round(unit.cpus, 2)),
-    "memory": lambda unit: "-" if unit.peak_bytes is None else format_size(unit.peak_bytes),
+    "memory": lambda unit: format_size(unit.peak_bytes) if unit.peak_bytes else "-",
 }
 """Workers: the maximum at once; lost: workers that died; CPUs and memory: of one worker, the mean and the peak."""
 OPTIONAL_COLUMNS: Final = frozenset({"lost", "CPUs", "memory"})

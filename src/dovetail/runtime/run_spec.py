@@ -351,9 +351,9 @@ def _import_target(run: str, called: str) -> Any:
 
 def _user_code_error(message: str, error: BaseException) -> ConfigError:
     """An error with the last lines of the traceback."""
-    import traceback
+    from dovetail.engines.exception_summary import user_traceback  # late: most files have no mistakes
 
-    lines = [line.rstrip() for line in traceback.format_exception(error)]
+    lines = [line.rstrip() for line in user_traceback(error)]
     evidence = tuple(line for text in lines[-3:] for line in text.splitlines())
     fixes = ("correct the line above; for the full traceback, import the module with python -c",)
     return ConfigError(Problem("DT363", message, evidence, fixes))

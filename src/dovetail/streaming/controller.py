@@ -35,6 +35,7 @@ from dovetail.streaming.retry import FailureHandler
 from dovetail.streaming.settings import StreamOptions
 from dovetail.streaming.state import StreamState
 from dovetail.streaming.view import make_view, make_worker_views
+from dovetail.text_format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -221,7 +222,7 @@ class StreamController:
         rate = self.plan.rate or 0.0 if self.waves == 1 else 0.0
         bottleneck = self.plan.bottleneck or ""
         self.replanner.adopt_plan(rate, bottleneck if bottleneck in names else "")
-        text = f"{len(starts)} workers as planned"
+        text = f"{format_count(len(starts), 'worker')} as planned"
         self.state.add_note("decision", text, starts=len(starts), stops=0, rate_after=rate)
         self.fleet.start_all([*self.fleet.waiting_starts.values(), *starts])
 
