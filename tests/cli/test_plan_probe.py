@@ -79,7 +79,10 @@ def test_a_probe_measures_and_the_next_plan_knows(folder: Path) -> None:
 
 def test_code_that_changed_is_not_known(folder: Path) -> None:
     file, steps = "a folder/naps.yaml", folder / "a folder" / "probed_steps.py"
-    assert plan(folder, file, "--probe", "20").returncode == 0
+    probed = plan(folder, file, "--probe", "4")
+    assert probed.returncode == 0
+    assert "probed with 4 items" in probed.stderr
+    assert "standard error unknown: few batches; a larger N measures better" in probed.stderr
     steps.write_text(STEPS.replace("import time", "import time  # changed"))
     assert sources(plan(folder, file, "--json")) == ["measured", "measured"]
     steps.write_text(STEPS.replace("0.003", "0.03"))

@@ -231,7 +231,9 @@ def _standard_error_text(measured: Mapping[str, Profile]) -> str:
     slowest = min(profile.rate for profile in measured.values())
     errors = [profile.standard_error for profile in measured.values() if MIN_TIME_SHARE * profile.rate <= slowest]
     known = [error for error in errors if error is not None]
-    return format_percent(max(known)) if len(known) == len(errors) else "unknown"
+    return (
+        format_percent(max(known)) if len(known) == len(errors) else "unknown: few batches; a larger N measures better"
+    )
 
 
 def plan_run_spec(
