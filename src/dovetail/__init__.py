@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ResourceError,
         RunError,
     )
+    from dovetail.jobs.batch import Batch
     from dovetail.jobs.current_job import CurrentJob, JobPreempted, current_job
     from dovetail.jobs.job import JobState, Retries
     from dovetail.jobs.job_function import JobFunction, job
@@ -84,6 +85,7 @@ _MODULE_BY_NAME = {
     "ActorSystem": "actors.actor_system",
     "Affinity": "actors.role",
     "BackfillResult": "backfill.result",
+    "Batch": "jobs.batch",
     "CallCycleError": "errors",
     "CallFuture": "actors.call_router",
     "CallFutures": "actors.call_router",
@@ -184,6 +186,7 @@ __all__ = [
     "ActorSystem",
     "Affinity",
     "BackfillResult",
+    "Batch",
     "CallCycleError",
     "CallFuture",
     "CallFutures",

@@ -22,6 +22,7 @@ from dovetail.jobs.job import (
     Retries,
 )
 from dovetail.jobs.store import (
+    BatchRoom,
     Claim,
     ClaimedJob,
     Completion,
@@ -63,6 +64,7 @@ ADDRESS = "10.0.0.1:4000"
 TWO_CPUS_GANGS = {ranks: Resources(cpus=2).shape(ranks) for ranks in (3, 4, 5)}
 GANG = TWO_CPUS_GANGS[3]
 ONE_CPU, TWO_CPUS, FOUR_CPUS, FIVE_CPUS = (Resources(cpus=cpus).shape() for cpus in (1, 2, 4, 5))
+BATCHED = replace(NO_RESOURCES, custom=(("batch m:f", 0),))
 SECOND = 1000
 MINUTE = 60 * SECOND
 
@@ -103,6 +105,7 @@ class StoreScene:
         ends_in_ms: int | None = None,
         used: Shape = NO_RESOURCES,
         address: str = "",
+        batches: tuple[BatchRoom, ...] = (),
     ) -> Reply:
         """`running`: jobs that hold resources of the node; those that are preemptible are offered for preemption.
         `used`: what others hold."""
@@ -120,7 +123,9 @@ class StoreScene:
                 before = held.get(lease, PreemptibleJob(*lease, slots=0))
                 held[lease] = before._replace(seats=before.seats + seats, slots=before.slots + 1)
         preemptible = tuple(held.values())
-        claim = None if slots is None else Claim(slots, free, queues, delay_ms, preemptible, ends_in_ms, address)
+        claim = None
+        if slots is not None:
+            claim = Claim(slots, free, queues, delay_ms, preemptible, ends_in_ms, address, batches)
         return self.store.exchange(Exchange(worker, completions, renewals, claim, lease_ms))
 
     def complete(self, job: ClaimedJob, outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> Reply:
@@ -483,6 +488,67 @@ class StoreContract:
         record = scene.record("a")
         assert (record.state, record.attempt) == (JobState.READY, 25)
         assert outcomes(record) == [Outcome.PREEMPTED] * 20
+
+    # --- batches
+
+    def test_a_batch_gets_the_first_jobs_of_its_bucket_without_a_slot(self, scene: StoreScene) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        shapes = {"a": BATCHED, "b": FOUR_CPUS, "c": BATCHED, "d": BATCHED, "e": BATCHED}
+        scene.submit(*(spec(name, shape=shape, priority=int(name == "e")) for name, shape in shapes.items()))
+        scene.submit(spec("f", shape=BATCHED, queue="x"))
+        batch = BatchRoom("default", BATCHED, 3)
+        reply = scene.exchange(slots=0, used=FOUR_CPUS, batches=(batch, batch._replace(queue="x")))
+        assert [job.spec.id for job in reply.claimed] == ["e", "a", "c"], "x is not among the queues of the claim"
+        assert [job.lease.token for job in reply.claimed] == [1, 1, 1]
+        assert [scene.state(name) for name in "abcde"] == [
+            JobState(s) for s in ["leased", "ready", "leased", "ready", "leased"]
+        ]
+        [worker] = scene.store.workers()
+        assert worker.leases == 3
+        assert worker.offer is not None
+        assert worker.offer.free.cpu_milli == 0
+        more = scene.exchange(slots=1, batches=(batch._replace(jobs=1),))
+        assert [job.spec.id for job in more.claimed] == ["d", "b"], "jobs for batches come first"
+        assert scene.claim() == []
+
+    def test_a_job_that_was_attempted_is_not_added_to_a_batch_and_none_behind_it(self, scene: StoreScene) -> None:
+        scene.submit(*(spec(name, shape=BATCHED) for name in "abc"))
+        first, second, _ = scene.claim(3)
+        scene.complete(second, Outcome.RELEASED)
+        scene.complete(first, Outcome.LOST)
+        batch = BatchRoom("default", BATCHED, 10)
+        assert scene.exchange(slots=0, batches=(batch,)).claimed == []
+        assert scene.claim_ids(1) == ["a"]
+        assert [job.spec.id for job in scene.exchange(slots=0, batches=(batch,)).claimed] == ["b"]
+
+    def test_a_batch_gets_no_more_bytes_than_it_can_take(self, scene: StoreScene) -> None:
+        scene.submit(*(spec(name, shape=BATCHED, payload=b"1" * 10) for name in "abcd"))
+        batch = BatchRoom("default", BATCHED, 10, payload_bytes=11)
+        assert [job.spec.id for job in scene.exchange(slots=0, batches=(batch,)).claimed] == ["a", "b"]
+
+    def test_a_batch_respects_the_limit_and_the_pause_of_its_queue(self, scene: StoreScene) -> None:
+        scene.submit(*(spec(name, shape=BATCHED) for name in "abcd"))
+        batches = (BatchRoom("default", BATCHED, 10),)
+        scene.store.set_limits("default", None, 3)
+        [job, *_] = scene.exchange(slots=0, batches=batches).claimed
+        assert [scene.state(name) for name in "abcd"] == [JobState.LEASED] * 3 + [JobState.READY]
+        scene.store.set_paused("default", True)
+        scene.complete(job)
+        assert scene.exchange(slots=0, batches=batches).claimed == []
+        scene.store.set_paused("default", False)
+        assert [job.spec.id for job in scene.exchange(slots=0, batches=batches).claimed] == ["d"]
+
+    def test_a_batch_takes_the_job_that_a_worker_is_reserved_for(self, scene: StoreScene) -> None:
+        for name in ("w1", "w2"):
+            scene.store.register_worker(WorkerInfo(name, slots=1))
+        large = replace(FOUR_CPUS, custom=BATCHED.custom)
+        scene.submit(spec("large", shape=large))
+        scene.advance(31 * SECOND)
+        scene.exchange("w2", slots=1, used=ONE_CPU, ends_in_ms=60 * SECOND)
+        assert [found.job_id for found in scene.store.reservations()] == ["large"]
+        reply = scene.exchange("w1", slots=0, used=FOUR_CPUS, batches=(BatchRoom("default", large, 1),))
+        assert [job.spec.id for job in reply.claimed] == ["large"]
+        assert scene.store.reservations() == []
 
     # --- preemption
 

@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 
 from dovetail.jobs.job import NO_RESOURCES, DependencyPolicy, JobSpec, JobState, Lease, Outcome, Retries
 from dovetail.jobs.memory_store import MemoryStore
-from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, PreemptibleJob, Renewal, Schedule, WorkerInfo
+from dovetail.jobs.store import (
+    BatchRoom,
+    Claim,
+    Completion,
+    Exchange,
+    JobFilter,
+    PreemptibleJob,
+    Renewal,
+    Schedule,
+    WorkerInfo,
+)
 from dovetail.resources.fit import Fit
 from jobs.job_strategies import SHAPES
 from jobs.store_contract import CPU_NODE, GPU_NODE, free_of
@@ -39,6 +49,7 @@ QUEUES = ("default", "x")
 WORKERS = ("w1", "w2", "w3")
 SCHEDULES = ("nightly", "hourly")
 GANGS = tuple(replace(shape, ranks=ranks) for shape in (NO_RESOURCES, *SHAPES[:3]) for ranks in (2, 3))
+BATCHED = tuple(replace(shape, custom=(("batch jobs_app:work", 0),)) for shape in (NO_RESOURCES, SHAPES[0]))
 STEPS_MS = (0, 1, 60, 1_000, 15_000, 60_000)
 FAILURES = (Outcome.ERROR, Outcome.TIMEOUT, Outcome.LOST, Outcome.OUT_OF_MEMORY)
 
@@ -88,6 +99,7 @@ class RoundTrip:
     preemptible: tuple[tuple[int, Shape], ...] = ()
     """Positions of leases that the worker runs, and what they hold of the node."""
     ends_in_ms: int | None = None
+    batches: tuple[BatchRoom, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +238,7 @@ class TraceGenerator:
             payload=choose([b"", b"{}", b"\x00\xff" * 20]),
             queue=choose(QUEUES),
             priority=random.randint(-1, 1),
-            shape=choose((NO_RESOURCES, *SHAPES, *GANGS)),
+            shape=choose((NO_RESOURCES, *SHAPES, *GANGS, *BATCHED)),
             retries=Retries(**counts, backoff_ms=choose([0, 100, 1_000]), max_backoff_ms=choose([150, 10_000])),
             key=choose([None, None, None, *KEYS]),
             after=tuple(random.sample(IDS, choose([0, 0, 0, 1, 2]))),
@@ -259,7 +271,12 @@ class TraceGenerator:
                 (random.randint(0, 7), choose((NO_RESOURCES, *SHAPES))) for _ in range(choose([0, 0, 1, 2, 4, 6]))
             ),
             ends_in_ms=choose([None, 0, 1_000, 60_000]),
+            batches=tuple(self._batch() for _ in range(choose([0, 0, 1, 2]))),
         )
+
+    def _batch(self) -> BatchRoom:
+        choose = self._random.choice
+        return BatchRoom(choose(QUEUES), choose((NO_RESOURCES, *BATCHED)), choose([1, 2, 10]), choose([None, 1, 30]))
 
     def _end(self) -> LeaseEnd:
         choose = self._random.choice
@@ -401,7 +418,7 @@ class StoreTrace:
             free, held[recent[position]] = left, PreemptibleJob(job_id, token, (seat,), position % 2)
         held_jobs = tuple(held.values())
         delay_ms, ends_in_ms = trip.placement_delay_ms, trip.ends_in_ms
-        return Claim(trip.slots or 0, free, trip.queues, delay_ms, held_jobs, ends_in_ms, trip.address)
+        return Claim(trip.slots or 0, free, trip.queues, delay_ms, held_jobs, ends_in_ms, trip.address, trip.batches)
 
     def _fire(self, fire: Fire) -> object:
         known = {schedule.name: schedule.next_ms for schedule in self.store.schedules()}

@@ -11,7 +11,7 @@ from dovetail.actors import actors_file
 from dovetail.cli.options import SuggestingChoice
 from dovetail.export import deploy_file
 from dovetail.jobs import simulation_fields
-from dovetail.jobs.submit_options import RETRIES, SUBMIT_OPTIONS
+from dovetail.jobs.submit_options import BATCH, RETRIES, SUBMIT_OPTIONS
 from dovetail.pipeline import pipeline_file
 from dovetail.pipeline.error_policy import RETRY
 from dovetail.pipeline.pipeline_file import PIPELINE_FILE
@@ -36,7 +36,7 @@ RECORDS = (
     (CLUSTER_FILE, NODE_ENTRY),
     (RECIPE_FILE, OPERATOR, OPERATOR_DEFAULTS),
     actors_file.FILE_RECORDS,
-    (SUBMIT_OPTIONS, RETRIES),
+    (SUBMIT_OPTIONS, RETRIES, BATCH),
     deploy_file.FILE_RECORDS,
     simulation_fields.FILE_RECORDS,
 )

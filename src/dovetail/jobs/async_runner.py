@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.jobs.current_job import CurrentJob
-from dovetail.jobs.job_call import call_async_job, failure_ending
+from dovetail.jobs.job_call import call_async_job
+from dovetail.jobs.job_ending import failure_ending
 from dovetail.jobs.running_attempt import StopReason
 
 if TYPE_CHECKING:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from dovetail.jobs.isolation import PROCESS_KINDS
 from dovetail.jobs.job import Outcome
+from dovetail.jobs.job_batches import BatchAttempt
 from dovetail.jobs.running_attempt import AttemptKey, StopReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dovetail.jobs.job_batches import JobBatch
     from dovetail.jobs.running_attempt import RunningAttempt
     from dovetail.jobs.store import Completion
     from dovetail.resources.seat import Seat
@@ -33,24 +35,41 @@ class AttemptTable:
         """Ended attempts by outcome."""
         self.ended_here = 0
         """Attempts that ran in the worker's own process."""
+        self.calls = 0
+        """Calls for batches that have ended."""
         self.is_loop_waiting = False
         self._outbox: deque[Completion] = deque()
         self._release = release
         self._wake = wake
 
     def finish(self, attempt: RunningAttempt, completion: Completion) -> None:
-        """The attempt has ended. Thread: any."""
+        """The attempt has ended, or the call for a batch. Thread: any."""
         # before the completion is visible, so that the exchange that sends it claims another job
         self._release(attempt.seat)
+        if isinstance(attempt, BatchAttempt):
+            self.calls += 1
+            for item, of_item in attempt.completions(completion):
+                self._end(item, of_item)
+        else:
+            self._end(attempt, completion)
+        if self.is_loop_waiting:
+            self.is_loop_waiting = False
+            self._wake()
+
+    def drop(self, batch: JobBatch, ended: Sequence[tuple[RunningAttempt, Completion]]) -> None:
+        """Jobs of a batch end before its call; its slot and seat are free if these were all. Thread: loop."""
+        if not batch.items:
+            self._release(batch.seat)
+        for item, completion in ended:
+            self._end(item, completion)
+
+    def _end(self, attempt: RunningAttempt, completion: Completion) -> None:
         if self.running.pop(attempt.key, None) is None:
             self.abandoned.pop(attempt.key, None)
         elif attempt.stop_reason is not StopReason.LEASE_LOST:
             self._outbox.append(completion)
         if attempt.isolation not in PROCESS_KINDS:
             self.ended_here += 1
-        if self.is_loop_waiting:
-            self.is_loop_waiting = False
-            self._wake()
 
     def abandon(self, attempt: RunningAttempt) -> None:
         """Complete an attempt whose code does not end. Thread: any."""

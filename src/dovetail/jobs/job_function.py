@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
+    from dovetail.jobs.batch import Batch
     from dovetail.jobs.job import Retries
     from dovetail.jobs.job_handle import Job
     from dovetail.resources.resources import Resources
@@ -122,6 +123,7 @@ def job(
     preemption_grace: str | float | None = ...,
     model: str | None = ...,
     ranks: int | None = ...,
+    batch: Batch | None = ...,
 ) -> Callable[[Callable[..., Any]], JobFunction]: ...
 
 
@@ -139,16 +141,32 @@ def job(
     preemption_grace: Any = None,
     model: Any = None,
     ranks: Any = None,
+    batch: Any = None,
 ) -> Any:
     """Declare a function that workers may run: `@dt.job`, `@dt.job(resources=dt.Resources(gpus=1), timeout="1h")`.
 
     The options are defaults for its jobs; `submit` overrides them. `isolation`: "process", "warm_process",
     "thread" or "async". `preemptible`: may be ended for a job of higher priority, after `preemption_grace` to save its
     state. `model`: the parameter whose value names the model that a job uses; the job then runs in a warm process that
-    holds this model, if one is idle. `ranks`: members of a gang, which run at once.
+    holds this model, if one is idle. `ranks`: members of a gang, which run at once. `batch`: one call for
+    many jobs (`dt.Batch`).
     """
     options = checked_job_options(
-        JobOptions(resources, queue, priority, timeout, retries, isolation, preemptible, preemption_grace, model, ranks)
+        JobOptions(
+            *(
+                resources,
+                queue,
+                priority,
+                timeout,
+                retries,
+                isolation,
+                preemptible,
+                preemption_grace,
+                model,
+                ranks,
+                batch,
+            )
+        )
     )
     if function is UNSET:
         return functools.partial(_declared, options)
@@ -164,6 +182,9 @@ def _declared(options: JobOptions, function: Any) -> JobFunction:
         message = f"@dt.job: {short_repr(function)} is not a function"
         raise ConfigError(Problem(NOT_A_FUNCTION, message, fixes=("write @dt.job above a def",)))
     _check_parameter(function, "model", options.model)
+    if options.batch is not None:
+        _check_parameter(function, "key", options.batch.key)
+        _check_batched(function, options)
     found = _reference(function)
     return JobFunction(function, "" if isinstance(found, Problem) else found, options)
 
@@ -176,6 +197,22 @@ def _check_parameter(function: Any, option: str, name: str | None) -> None:
     message = f"@dt.job: {option}={name!r} is not a parameter of {function.__name__}{did_you_mean(name, known)}"
     fixes = (Change({option: nearest_word(name, known) or (known[0] if known else None)}),)
     raise ConfigError(Problem(BAD_OPTION, message, (f"{function.__name__}{inspect.signature(function)}"[:200],), fixes))
+
+
+def _check_batched(function: Any, options: JobOptions) -> None:
+    """ConfigError if the function cannot be called for several jobs."""
+    for name, is_given in (("ranks", (options.ranks or 1) > 1), ("preemptible", options.preemptible)):
+        if is_given:
+            message = f"@dt.job: {name} and batch exclude each other: the jobs of a call begin and end together"
+            raise ConfigError(Problem(BAD_OPTION, message, fixes=(Change({name: UNSET}), Change({"batch": UNSET}))))
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in named:
+            message = (
+                f"@dt.job: batch: {function.__name__} has the parameter {parameter}, which cannot be a list per job"
+            )
+            fixes = (f"name the parameters of {function.__name__}",)
+            raise ConfigError(Problem(BAD_OPTION, message, fixes=fixes))
 
 
 # --- references

@@ -24,7 +24,8 @@ from dovetail.engines.local.worker_environment import THREAD_VARIABLES
 from dovetail.errors import DovetailError
 from dovetail.jobs.current_job import CurrentJob
 from dovetail.jobs.job import Outcome
-from dovetail.jobs.job_call import Ending, JobStopped, call_job, refusal_ending
+from dovetail.jobs.job_call import JobStopped, call_job
+from dovetail.jobs.job_ending import Ending, refusal_ending
 from dovetail.jobs.job_function import Application, JobFunction
 from dovetail.jobs.payload_codec import NO_CALL, PayloadCodec
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dovetail.jobs.batch import unmarked_shape
 from dovetail.jobs.job import NO_RESOURCES, JobState
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ NO_RESOURCES_TEXT = "one slot"
 
 def resources_text(shape: Shape) -> str:
     """What a job needs, for people: '1 GPU, 4 CPUs'."""
+    shape = unmarked_shape(shape)
     if shape.rank == NO_RESOURCES:
         return NO_RESOURCES_TEXT if shape.ranks == 1 else f"{shape.ranks} ranks of ({NO_RESOURCES_TEXT})"
     return shape.describe()

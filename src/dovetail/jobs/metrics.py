@@ -201,6 +201,12 @@ def worker_families(status: Mapping[str, Any]) -> tuple[Family, ...]:
             "Attempts that ended in this worker, by outcome.",
             tuple(({**labels, "outcome": str(outcome)}, count) for outcome, count in counts),
         ),
+        Family(
+            "worker_batches_total",
+            COUNTER,
+            "Calls for several jobs that ended in this worker.",
+            ((labels, status["batches"]),) if "batches" in status else (),
+        ),
     )
 
 

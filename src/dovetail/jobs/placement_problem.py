@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.jobs.batch import unmarked_shape
 from dovetail.jobs.job import NO_RESOURCES
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.fit import Fit
@@ -48,6 +49,7 @@ def placement_problem(queue: str, shape: Shape, workers: Sequence[WorkerInfo]) -
         evidence = (f"queues with workers: {', '.join(known)}",)
         fixes = (f"dovetail worker --queue URL --queues {queue} --app pkg.module", f'queue="{known[0]}"')
         return Problem(NO_WORKER, message, evidence, fixes)
+    shape = unmarked_shape(shape)
     if shape == NO_RESOURCES:
         return None
     if shape.rank == NO_RESOURCES:

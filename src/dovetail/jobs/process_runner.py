@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dovetail.engines.local.protocol import Frame
-    from dovetail.jobs.job_call import Ending
+    from dovetail.jobs.job_ending import Ending
     from dovetail.jobs.job_logs import JobLog, JobLogs
     from dovetail.jobs.job_process import ProcessSetup
     from dovetail.jobs.model_ledger import ModelLedger

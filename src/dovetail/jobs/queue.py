@@ -27,6 +27,7 @@ from dovetail.errors import (
     argument_problem,
     short_repr,
 )
+from dovetail.jobs.batch import unmarked_shape
 from dovetail.jobs.finished_waiter import FinishedWaiter
 from dovetail.jobs.job import DEFAULT_QUEUE, FINISHED, NO_RESOURCES, JobState
 from dovetail.jobs.job_handle import Job, JobPage, JobSchedule, unknown_jobs
@@ -397,7 +398,9 @@ class Queue:
 
     def _check_placement(self, spec: JobSpec) -> None:
         """Warn about, or refuse, a job that no running worker can ever run."""
-        if self._if_no_worker == "ignore" or (spec.shape == NO_RESOURCES and spec.queue == DEFAULT_QUEUE):
+        if self._if_no_worker == "ignore" or (
+            unmarked_shape(spec.shape) == NO_RESOURCES and spec.queue == DEFAULT_QUEUE
+        ):
             return
         if self._if_no_worker == "warn" and (spec.queue, spec.shape) in self._warned:
             return

@@ -104,7 +104,11 @@ def _renewal_row(renewal: Any) -> tuple[object, ...]:
 def _claim_text(claim: Claim) -> str:
     held, ends_in_ms = [_held_row(item) for item in claim.preemptible], _number_text(claim.ends_in_ms)
     head = f"{claim.slots},{_dumps(claim.queues)},{claim.placement_delay_ms}"
-    return f"{head},{_dumps(held)},{ends_in_ms},{_dumps(claim.address)}"
+    batches = [
+        (room.queue, shape_to_text(room.shape), room.jobs, False if room.payload_bytes is None else room.payload_bytes)
+        for room in claim.batches
+    ]
+    return f"{head},{_dumps(held)},{ends_in_ms},{_dumps(claim.address)},{_dumps(batches)}"
 
 
 def _held_row(held: PreemptibleJob) -> tuple[object, ...]:

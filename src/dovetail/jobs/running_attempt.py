@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dovetail.jobs.job import JobSpec
-    from dovetail.jobs.job_call import Ending
+    from dovetail.jobs.job_batches import JobBatch
+    from dovetail.jobs.job_ending import Ending
     from dovetail.jobs.job_function import JobFunction
     from dovetail.jobs.store import ClaimedJob, GangPlace
     from dovetail.resources.shape import Shape
@@ -89,6 +90,7 @@ class RunningAttempt:
 
     __slots__ = (
         "attempt",
+        "batch",
         "function",
         "has_begun",
         "isolation",
@@ -123,6 +125,8 @@ class RunningAttempt:
         self.membership = membership
         """Of a gang."""
         self.attempt = claimed.lease.attempt
+        self.batch: JobBatch | None = None
+        """The batch that it is in, which has its slot and seat."""
         self.seat = seat
         """None: a job that declares no resources."""
         self.function = function
@@ -140,6 +144,11 @@ class RunningAttempt:
         self.message: str | None = None
         self.reported = True
         """Whether the store has its latest progress."""
+
+    @property
+    def first_spec(self) -> JobSpec:
+        """Its job; of a call for several jobs, the first one."""
+        return self.spec
 
     def report(self, fraction: float | None, message: str | None) -> None:
         """Progress of the job. Sent with the next renewal. Thread: any."""

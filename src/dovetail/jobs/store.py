@@ -26,6 +26,10 @@ Each worker renews it for its ranks, and it expires when one of them has not. It
 succeeds when all have succeeded, with the result of rank 0. Any other end of one member ends the attempt; the other
 workers are woken, and the renewals and completions of their members are refused.
 
+**Batches.** A claim first gives the batches that its worker is filling (`Claim.batches`) the first jobs of their
+buckets. These take no slot and nothing of the free resources: the call that is made for the batch has them. A job that
+was attempted before is not added to a batch, and none behind it.
+
 **Order.** Ready jobs are in buckets, one per queue and shape. A claim looks at the first job of each bucket, takes the
 one with the smallest order key (`ordering.order_key`, then the id) that fits into the free resources, and repeats this
 until no slot is left or no first job fits. A bucket whose first job does not fit is not searched further.
@@ -135,6 +139,18 @@ class PreemptibleJob(NamedTuple):
     """Slots of `Claim.slots` that become free."""
 
 
+class BatchRoom(NamedTuple):
+    """What a batch can take that a worker is filling."""
+
+    queue: str
+    shape: Shape
+    """Of its jobs: their bucket."""
+    jobs: int
+    """Maximum number."""
+    payload_bytes: int | None = None
+    """No more jobs are added once those that this claim adds have so many bytes of payload; None: no limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What a worker can take now."""
@@ -153,6 +169,8 @@ class Claim:
     """When all running jobs of the worker will have ended, by their timeouts; 0: it runs none; None: not known."""
     address: str = ""
     """HOST:PORT at which rank 0 of a gang can listen on this worker; "": the claim takes no gang."""
+    batches: tuple[BatchRoom, ...] = ()
+    """Batches that the worker is filling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +224,8 @@ class Reply:
     now_ms: int
     """The store's time of the step."""
     claimed: Sequence[ClaimedJob] = ()
-    """In the order in which they were taken: ranks of gangs that others have placed here first."""
+    """In the order in which they were taken: ranks of gangs that others have placed here first, then those for
+    batches."""
     refused: Sequence[LeaseId] = ()
     """Completions and renewals whose lease is not valid any more: stop their attempts; their results are dropped."""
     cancelled: Sequence[str] = ()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.fields import is_int
 from dovetail.errors import UNSET, Change, ConfigError, Problem, Subject, nearest_word, short_repr
+from dovetail.jobs.batch import mark_of, marked_shape
 from dovetail.jobs.job import DEFAULT_PREEMPTION_GRACE_MS, DEFAULT_QUEUE, DependencyPolicy, JobSpec
 from dovetail.jobs.job_function import (
     NOT_A_FUNCTION,
@@ -41,6 +42,8 @@ from dovetail.jobs.submit_options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dovetail.jobs.batch import Batch
+
 BAD_CALL = "DT604"
 CRON_ONLY = ("after", "at", "delay", "if_dependency_fails")
 """Options that a schedule cannot have: they are about one job."""
@@ -58,6 +61,8 @@ class Submission:
     """Of the function, if it is known here."""
     cron: str | None = None
     timezone: str = "UTC"
+    batch: Batch | None = None
+    """Of the function: which of its jobs share calls."""
 
     def checked_spec(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], codec: PayloadCodec, key: str | None = None
@@ -75,7 +80,18 @@ class Submission:
         job_id = new_job_id()
         payload, encoding = encode_call(args, kwargs, codec.of_job(job_id))
         template = self.template
-        return replace(template, id=job_id, payload=payload, encoding=encoding, key=key or template.key)
+        shape = template.shape
+        if self.batch is not None:
+            shape = marked_shape(shape, mark_of(template.function, self.batch.key, self._key_arguments(args, kwargs)))
+        return replace(template, id=job_id, payload=payload, encoding=encoding, key=key or template.key, shape=shape)
+
+    def _key_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by parameter, if the jobs of a call have one in common."""
+        if self.batch is None or self.batch.key is None or self.signature is None:
+            return {}
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
 
     def call_problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem | None:
         """Whether the function can be called with these arguments."""
@@ -124,8 +140,11 @@ def prepare(
     cron, zone = given.get("cron"), given.get("timezone")
     draft.problems += option_problems(SUBMIT_OPTIONS, given)
     draft.problems += _combination_problems(given, cron, zone)
+    if draft.declared is not None and draft.declared.defaults.batch is not None:
+        draft.problems += _batch_problems(given)
     template = JobSpec("", draft.reference) if draft.problems else _template(draft.reference, given, default_queue)
-    found = Submission(template, signature, cron, zone or "UTC")
+    batch = draft.declared.defaults.batch if draft.declared is not None else None
+    found = Submission(template, signature, cron, zone or "UTC", batch)
     if call is not None and draft.reference:
         problem = found.call_problem(call[0], kwargs)
         draft.problems += [problem] if problem is not None else []
@@ -316,6 +335,14 @@ def _combination_problems(given: Mapping[str, Any], cron: object, zone: object) 
     if "at" in given and "delay" in given:
         message = "at and delay exclude each other"
         yield Problem(BAD_OPTION, message, fixes=(Change({"delay": UNSET}), Change({"at": UNSET})))
+
+
+def _batch_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
+    """Options that a function with batches cannot have."""
+    for name, is_given in (("ranks", given.get("ranks", 1) != 1), ("preemptible", given.get("preemptible") is True)):
+        if is_given:
+            message = f"{name} is not for functions with batches: the jobs of a call begin and end together"
+            yield Problem(BAD_OPTION, message, fixes=(Change({name: UNSET}),))
 
 
 def too_large_for_schedule(spec: JobSpec) -> ConfigError | None:

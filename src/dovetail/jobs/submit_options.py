@@ -29,6 +29,7 @@ from dovetail.documents.fields import (
     whole,
 )
 from dovetail.errors import ConfigError, ObjectSource, did_you_mean, nearest_word, python_literal
+from dovetail.jobs.batch import SIZE_LIMIT, Batch
 from dovetail.jobs.job import (
     NO_RESOURCES,
     NORMAL_RETRIES,
@@ -40,7 +41,7 @@ from dovetail.jobs.job import (
 )
 from dovetail.jobs.schedule import CronError, parse_cron, parse_zone
 from dovetail.pipeline.durations import DURATION, DURATION_LIMIT_S, DURATION_TEXT, parse_duration
-from dovetail.resources.resources import RESOURCES, Resources
+from dovetail.resources.resources import RESOURCES, Resources, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,6 +59,7 @@ AFTER_LIMIT = 1_000
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,99}$"
 ID_PATTERN = r"^[0-9a-z]{1,64}$"
 PRIORITY_TEXT = "high, normal, low, or a whole number (higher is more urgent)"
+BATCH_TEXT = "a dt.Batch"
 RETRIES_TEXT = "a number for every cause, or a mapping with the keys of [retries](#retries)"
 AT_TEXT = "a time with its time zone, or Unix seconds"
 
@@ -107,6 +109,16 @@ def _retries_mistakes(value: object) -> Iterator[Mistake]:
     elif not is_int(value) or not 0 <= value <= RETRIES_LIMIT:
         reason = f"is not a whole number from 0 to {RETRIES_LIMIT}, or a mapping such as {{'error': 3}}"
         yield WrongValue(value, RETRIES_TEXT, reason, (int(nearest(value, 0, RETRIES_LIMIT, otherwise=3)),))
+
+
+def _batch_mistakes(value: object) -> Iterator[Mistake]:
+    example = ObjectSource("dt.Batch(size=32)", {"size": 32})
+    if not isinstance(value, Batch):
+        yield WrongValue(value, BATCH_TEXT, instead=(example,))
+        return
+    given = {item.name: getattr(value, item.name) for item in fields(value)}
+    for mistake in BATCH.mistakes({name: amount for name, amount in given.items() if amount is not None}):
+        yield _inside(value, mistake, BATCH_TEXT, example)
 
 
 def _inside(value: object, mistake: Mistake, text: str, example: object) -> WrongValue:
@@ -209,9 +221,20 @@ RETRIES = Record(
         Field("max_backoff", DELAY, "Longest delay before any retry.", "10m"),
     ),
 )
+BATCH = Record(
+    "Batch",
+    'One call of a function for many jobs: `@dt.job(batch=dt.Batch(size=32, wait="10ms", key="model"))`.',
+    (
+        Field("size", whole(1, SIZE_LIMIT), "Maximum number of jobs.", Batch().size),
+        Field("wait", DELAY, "How long the first job waits for others.", Batch().wait),
+        Field("bytes", size(may_be_zero=False), "Size of the encoded arguments from which no more jobs are added."),
+        Field("key", PARAMETER, "Parameter that must be equal, and is passed as one value."),
+    ),
+)
 _RETRY_COUNTS = ("error", "timeout", "lost", "out_of_memory")
 RETRIES_VALUE = Type(RETRIES_TEXT, 3, {"anyOf": [COUNT.schema, RETRIES.schema()]}, _retries_mistakes)
 RESOURCES_VALUE = Type("[resources](#resources)", {"cpus": 1}, RESOURCES.schema(), _resources_mistakes)
+BATCH_VALUE = Type("[batch](#batch)", {"size": 32}, BATCH.schema(), _batch_mistakes)
 AT = Type(AT_TEXT, "2030-01-31T08:00:00+00:00", {"type": ["string", "number"]}, _at_mistakes)
 AFTER = Type(AFTER_TEXT, [], {"type": "array", "items": {"type": "string", "pattern": ID_PATTERN}}, _after_mistakes)
 
@@ -232,6 +255,7 @@ _JOB_FIELDS = (
 )
 _FUNCTION_FIELDS = (
     Field("model", PARAMETER, "Parameter whose value names the model that a job uses, for jobs in warm processes."),
+    Field("batch", BATCH_VALUE, "One call for many jobs, with a list of arguments and of results."),
 )
 FUNCTION_OPTIONS = tuple(item.name for item in _FUNCTION_FIELDS)
 """Options of a function that its jobs cannot change."""
@@ -273,6 +297,7 @@ class JobOptions:
     preemption_grace: str | float | None = None
     model: str | None = None
     ranks: int | None = None
+    batch: Batch | None = None
 
     @property
     def of_jobs(self) -> dict[str, Any]:
@@ -393,6 +418,7 @@ def checked_job_options(options: JobOptions) -> JobOptions:
 
 __all__ = [
     "DURATION_LIMIT_S",
+    "BATCH",
     "JOB_OPTIONS",
     "RETRIES",
     "SUBMIT_OPTIONS",

@@ -13,7 +13,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from dovetail.jobs.current_job import CurrentJob
-from dovetail.jobs.job_call import JobStopped, call_job, failure_ending
+from dovetail.jobs.job_call import JobStopped, call_job
+from dovetail.jobs.job_ending import failure_ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dovetail.jobs.admission import Admission
     from dovetail.jobs.job import JobRecord, JobSpec
     from dovetail.jobs.job_table import Bucket, JobTable
-    from dovetail.jobs.store import Claim, Exchange, JobFilter, OfferingWorker, QueueSettings, WorkerInfo
+    from dovetail.jobs.store import BatchRoom, Claim, Exchange, JobFilter, OfferingWorker, QueueSettings, WorkerInfo
     from dovetail.resources.free_resources import FreeResources
 
 LEASE_EXPIRED = "the lease expired: its worker was killed, stopped or cut off"
@@ -289,9 +289,10 @@ class Transaction:
         queues = [queue for queue in dict.fromkeys(claim.queues) if not self._settings_of(queue).paused]
         shares = QueueShares(queues, self._settings, self._table.leased_jobs)
         claimed, room = self._send_members(worker, Room(claim.slots, claim.free), lease_ms)
+        claim = replace(claim, slots=room.slots, free=room.free) if claimed else claim
+        claimed += self._fill_batches(worker, claim.batches, queues, shares, lease_ms)
         if not queues or (room.slots <= 0 and not claim.preemptible):
             return claimed, room
-        claim = replace(claim, slots=room.slots, free=room.free) if claimed else claim
         others = partial(self._other_offers, worker)
         reservations = ClaimReservations(self._table, self._admission, self.now_ms, worker, claim, others)
         state = ClaimState(worker, claim, lease_ms, queues, shares, room, claim.address, reservations)
@@ -378,7 +379,10 @@ class Transaction:
     def _lease(self, state: ClaimState, record: JobRecord) -> ClaimedJob:
         state.shares.count(record.spec.queue)
         state.reservations.on_taken(record)
-        after = state_machine.claimed(self.now_ms, record, state.worker, state.lease_ms)
+        return self._leased_to(state.worker, record, state.lease_ms)
+
+    def _leased_to(self, worker: str, record: JobRecord, lease_ms: int) -> ClaimedJob:
+        after = state_machine.claimed(self.now_ms, record, worker, lease_ms)
         self._put(after)
         lease = after.lease
         assert lease is not None
@@ -441,6 +445,36 @@ class Transaction:
         lease = Lease(record.id, record.token, record.attempt, deadline_ms)
         place = GangPlace(record.gang.address, record.gang.workers)
         return ClaimedJob(replace(record.spec, payload=payload), record.shape, lease, rank, place)
+
+    # --- batches
+
+    def _fill_batches(
+        self, worker: str, batches: Sequence[BatchRoom], queues: Sequence[str], shares: QueueShares, lease_ms: int
+    ) -> list[ClaimedJob]:
+        """Jobs for the batches that the worker is filling."""
+        claimed: list[ClaimedJob] = []
+        for batch in batches:
+            bucket = self._bucket(batch) if batch.queue in queues else None
+            jobs = payload_bytes = 0
+            while bucket is not None and jobs < batch.jobs and not shares.is_full(batch.queue):
+                record = bucket.peek()
+                is_small = batch.payload_bytes is None or payload_bytes < batch.payload_bytes
+                if record is None or record.attempt or not is_small:
+                    break
+                bucket.pop()
+                jobs += 1
+                payload_bytes += len(record.spec.payload)
+                self._release_reservation(record)
+                shares.count(batch.queue)
+                claimed.append(self._leased_to(worker, record, lease_ms))
+        return claimed
+
+    def _bucket(self, batch: BatchRoom) -> Bucket | None:
+        for bucket in self._table.buckets([batch.queue], batch.jobs):
+            record = bucket.peek()
+            if record is not None and record.shape == batch.shape:
+                return bucket
+        return None
 
     # --- preemption
 

@@ -80,10 +80,11 @@ class WarmPool:
     def _model_value(self, function: JobFunction, attempt: RunningAttempt) -> object:
         """The argument that names the model, if the function has declared one."""
         name = function.model_parameter
-        if name is None or attempt.spec.encoding != JSON:
+        spec = attempt.first_spec
+        if name is None or spec.encoding != JSON:
             return None
         try:
-            args, kwargs = decode_call(attempt.spec.payload, JSON, self._codec)
+            args, kwargs = decode_call(spec.payload, JSON, self._codec)
             value = function.arguments(args, kwargs).get(name)
         except Exception:  # the process reports what is wrong with them
             return None

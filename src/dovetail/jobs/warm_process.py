@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from dovetail.engines.local.protocol import Channel, send_frame
+from dovetail.jobs.batch_call import endings_of
 from dovetail.jobs.job import Outcome
 from dovetail.jobs.job_process import CANCEL, JobCall, JobLink, call_function, has_no_children
 from dovetail.jobs.model_cache import JobModels, ModelCache
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dovetail.engines.local.protocol import Frame
-    from dovetail.jobs.job_call import Ending
+    from dovetail.jobs.job_ending import Ending
 
 CUDA_BROKEN = ("CUDA error", "cudaError", "CUDNN_STATUS")
 """In the error of a job after which CUDA may refuse everything in this process."""
@@ -57,7 +58,7 @@ def _run_job(sock: socket.socket, worker: WorkerConnection, cache: ModelCache, c
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    is_usable = has_no_children() and not _is_broken(ending)
+    is_usable = has_no_children() and not any(map(_is_broken, endings_of(ending)))
     link.send_ending(ending)
     if is_usable:
         worker.send("next", time.process_time() - began)

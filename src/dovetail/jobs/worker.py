@@ -24,6 +24,7 @@ from dovetail.claims.owner import this_process
 from dovetail.errors import UNSET, DovetailError
 from dovetail.jobs.async_runner import AsyncRunner
 from dovetail.jobs.attempt_table import AttemptTable
+from dovetail.jobs.job_batches import JobBatches
 from dovetail.jobs.job_function import Application, load_application
 from dovetail.jobs.job_logs import JobLogs
 from dovetail.jobs.job_process import ProcessSetup
@@ -154,6 +155,7 @@ class Worker:
         self._renewal = LeaseRenewal(
             self._store, self.id, self.options.lease_ms, self._table, self._stop_attempt, self._on_tick
         )
+        self._batches = JobBatches(self._table, self._runners, lambda: self._store.wake(self.id))
         self._loop = WorkerLoop(
             self._store,
             self._info,
@@ -163,6 +165,7 @@ class Worker:
             self._table,
             self._renewal,
             self._runners,
+            self._batches,
             say,
         )
         self._thread: threading.Thread | None = None
@@ -320,7 +323,7 @@ class Worker:
         self._loop.pause_claims()
 
     def _stop_attempt(self, attempt: RunningAttempt, reason: StopReason, detail: str) -> None:
-        self._runners[attempt.isolation].stop(attempt, reason, detail)
+        self._batches.stop(attempt, reason, detail)
 
     def _on_tick(self) -> None:
         """Once per third of a lease, on the renewal thread."""
@@ -389,13 +392,14 @@ class Worker:
         loop, table = self._loop, self._table
         running = list(table.running.values())
         most = self.capacity.plain_slots
+        taken = len({attempt.batch or attempt for attempt in (*running, *list(table.abandoned.values()))})
         held, limit = self.capacity.usage()
         exchanged_at = loop.exchanged_at
         return {
             "worker_id": self.id,
             "state": loop.state.value,
             "active_jobs": len(running) + len(table.abandoned),
-            "available_slots": max(0, most - len(running) - len(table.abandoned)),
+            "available_slots": max(0, most - taken),
             "max_concurrent_jobs": most,
             "gpu_enabled": self._uses_gpu(),
             "gpu_device": self.options.gpu_device,
@@ -407,6 +411,7 @@ class Worker:
             "resources": _totals(limit),
             "used": _totals(held),
             "models": self._ledger.status(),
+            "batches": table.calls,
             "totals": {name: count for name, count in sorted(table.totals.items()) if count},
             "jobs": [_job_status(attempt, now) for attempt in running],
             "abandoned": [_job_status(attempt, now) for attempt in list(table.abandoned.values())],
@@ -421,6 +426,7 @@ def _do_nothing() -> None:
 
 
 def _job_status(attempt: RunningAttempt, now: float) -> dict[str, Any]:
+    call = None if attempt.batch is None else attempt.batch.call
     return {
         "id": attempt.spec.id,
         "function": attempt.spec.function,
@@ -433,7 +439,7 @@ def _job_status(attempt: RunningAttempt, now: float) -> dict[str, Any]:
         "progress": attempt.progress,
         "message": attempt.message or "",
         "stopping": None if attempt.stop_reason is None else attempt.stop_reason.value,
-        "pid": attempt.pid,
+        "pid": attempt.pid if call is None else call.pid,
     }
 
 

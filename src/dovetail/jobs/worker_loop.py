@@ -18,19 +18,24 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from dovetail.claims.owner import ProcessId, is_alive
-from dovetail.errors import Change, ConfigError, DovetailError, Problem
+from dovetail.errors import UNSET, Change, ConfigError, DovetailError, Problem
+from dovetail.jobs.batch import unmarked_shape
 from dovetail.jobs.isolation import isolation_of, timeout_of
 from dovetail.jobs.job import Outcome
-from dovetail.jobs.job_call import refusal_ending
+from dovetail.jobs.job_batches import JobBatch
+from dovetail.jobs.job_ending import refusal_ending
 from dovetail.jobs.rendezvous_port import RendezvousPort
 from dovetail.jobs.running_attempt import Membership, RunningAttempt, StopReason
 from dovetail.jobs.schedule import fire_schedule
 from dovetail.jobs.store import Claim, Completion, Exchange, PreemptibleJob, StoreUnavailableError
+from dovetail.jobs.submit_options import BAD_OPTION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dovetail.jobs.attempt_table import AttemptTable
+    from dovetail.jobs.job import JobSpec
+    from dovetail.jobs.job_batches import JobBatches
     from dovetail.jobs.job_function import Application, JobFunction
     from dovetail.jobs.lease_renewal import LeaseRenewal
     from dovetail.jobs.running_attempt import Runner
@@ -77,6 +82,7 @@ class WorkerLoop:
         table: AttemptTable,
         renewal: LeaseRenewal,
         runners: Mapping[str, Runner],
+        batches: JobBatches,
         say: Callable[[str], None],
     ) -> None:
         self._store = store
@@ -89,6 +95,7 @@ class WorkerLoop:
         self._table = table
         self._renewal = renewal
         self._runners = runners
+        self._batches = batches
         self._say = say
         self.state = WorkerState.STARTING
         self.is_store_available = True
@@ -203,6 +210,7 @@ class WorkerLoop:
         draining = self.state is WorkerState.DRAINING
         if draining:
             self._drain()
+        self._batches.flush_due()
         completions = table.take_completions()
         renewals: tuple[Renewal, ...] = ()
         if self._was_woken and self._renewal.early_in_s() <= 0:
@@ -215,7 +223,8 @@ class WorkerLoop:
         options = self._options
         ends_in_ms = table.ends_in_ms(time.monotonic(), options.kill_grace_s)
         free, delay_ms = self._capacity.claimable(), options.placement_delay_ms
-        claim = Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms, address)
+        rooms = () if draining else self._batches.rooms
+        claim = Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms, address, rooms)
         request = Exchange(self._worker, completions, renewals, claim, options.lease_ms)
         try:
             reply = self._store.exchange(request)
@@ -229,8 +238,8 @@ class WorkerLoop:
         self._on_reply(reply, completions)
         if renewals or reply.preempted:
             self._renewal.apply(reply)
-        may_claim_more = may_claim and len(reply.claimed) == slots and self._capacity.free_slots() > 0
-        return None if may_claim_more else reply
+        may_claim_more = may_claim and len(reply.claimed) >= slots and self._capacity.free_slots() > 0
+        return None if may_claim_more or self._batches.has_new else reply
 
     def _on_reply(self, reply: Reply, completions: Sequence[Completion]) -> None:
         if completions:
@@ -269,6 +278,9 @@ class WorkerLoop:
             timeout_s = min(timeout_s, self._seconds_to_end())
         if self._was_woken:
             timeout_s = min(timeout_s, max(MIN_WAIT_S, self._renewal.early_in_s()))
+        flush_in_s = self._batches.seconds_left()
+        if flush_in_s is not None:
+            timeout_s = min(timeout_s, flush_in_s)
         if self._claims_paused_until:
             timeout_s = min(timeout_s, START_FAILED_PAUSE_S)
         table.is_loop_waiting = True
@@ -291,18 +303,51 @@ class WorkerLoop:
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         starting: dict[str, list[RunningAttempt]] = {}
         for _, group in groupby(claimed, _lease_of):
-            for attempt in self._attempts(list(group)):
+            jobs = list(group)
+            function = self._function_of(jobs[0].spec)
+            if function is not None and function.defaults.batch is not None:
+                self._start_in_batch(jobs, function)
+                continue
+            for attempt in self._attempts(jobs):
                 self._table.running[attempt.key] = attempt
                 self._has_preemptible = self._has_preemptible or attempt.spec.preemptible
                 starting.setdefault(attempt.isolation, []).append(attempt)
         for isolation, attempts in starting.items():
             self._runners[isolation].start(attempts)
 
+    def _start_in_batch(self, jobs: Sequence[ClaimedJob], function: JobFunction) -> None:
+        """A job of a function with batches joins one, or begins one with a slot and a seat."""
+        job, declared = jobs[0], function.defaults.batch
+        assert declared is not None
+        if self.state is WorkerState.DRAINING:
+            self._give_back(job)
+            return
+        try:
+            if job.gang is not None or job.spec.preemptible:
+                message = f"{job.spec.function} has batches: its jobs are neither gangs nor preemptible"
+                fixes = (Change({"ranks": UNSET, "preemptible": UNSET}),)
+                raise ConfigError(Problem(BAD_OPTION, message, fixes=fixes))  # noqa: TRY301 - as the errors of `_limits`
+            timeout_s, isolation = self._limits(job, function)
+        except ConfigError as error:
+            self._refuse(job, error)
+            return
+        batch = self._batches.find(job, isolation)
+        if batch is None:
+            shape = unmarked_shape(job.shape)
+            fits, seat = self._capacity.try_take(shape)
+            if not fits:
+                self._capacity.make_room(shape)
+                self._give_back(job)
+                return
+            batch = JobBatch(declared, job.spec.queue, job.shape, isolation, seat)
+        attempt = RunningAttempt(job, None, function, isolation, timeout_s)
+        self._table.running[attempt.key] = attempt
+        self._batches.add(batch, attempt)
+
     def _attempts(self, jobs: Sequence[ClaimedJob]) -> list[RunningAttempt]:
         """The attempt of a claimed job, or the ranks of a gang on this worker. Without room they are given back, and a
         job that the worker does not run is refused."""
         seats: list[Seat | None] = []
-        job_id, token = jobs[0].lease[:2]
         for job in jobs:
             fits, seat = self._capacity.try_take(job.shape.rank)
             if fits:
@@ -322,24 +367,39 @@ class WorkerLoop:
         for seat in seats:
             self._capacity.release(seat)
         if error is None:
-            completion = Completion(job_id, token, Outcome.RELEASED, rank=jobs[0].rank)
+            self._give_back(jobs[0])
         else:
-            ending, jitter = refusal_ending(error), random.random()  # noqa: S311
-            completion = Completion(job_id, token, ending.outcome, error=ending.error, final=True, jitter=jitter)
-        self._table.refuse(completion._replace(rank=jobs[0].rank))
+            self._refuse(jobs[0], error)
         return []
+
+    def _give_back(self, job: ClaimedJob) -> None:
+        self._table.refuse(Completion(*job.lease[:2], Outcome.RELEASED, rank=job.rank))
+
+    def _refuse(self, job: ClaimedJob, error: DovetailError) -> None:
+        ending, jitter = refusal_ending(error), random.random()  # noqa: S311
+        completion = Completion(*job.lease[:2], ending.outcome, error=ending.error, final=True, jitter=jitter)
+        self._table.refuse(completion._replace(rank=job.rank))
+
+    def _function_of(self, spec: JobSpec) -> JobFunction | None:
+        """None: the worker does not run it."""
+        function = self._functions.get(spec.function)
+        if function is None:
+            with suppress(DovetailError):
+                function = self._functions[spec.function] = self._application.find(spec.function)
+        return function
+
+    def _limits(self, job: ClaimedJob, function: JobFunction) -> tuple[float | None, str]:
+        """Timeout and isolation. ConfigError: the job cannot have them."""
+        timeout_s = timeout_of(job.spec, function, self._options.job_timeout_s)
+        isolation = isolation_of(job.spec, job.shape, function, self._options)
+        return None if isolation == "thread" else timeout_s, isolation
 
     def _attempt(self, job: ClaimedJob, seats: tuple[Seat | None, ...], place: int) -> RunningAttempt:
         """`seats`: of the ranks of its gang on this worker, or its own. JobRefusedError, ConfigError: the worker does
         not run it."""
-        spec = job.spec
-        function = self._functions.get(spec.function)
-        if function is None:
-            function = self._functions[spec.function] = self._application.find(spec.function)
-        timeout_s = timeout_of(spec, function, self._options.job_timeout_s)
-        isolation = isolation_of(spec, job.shape, function, self._options)
+        function = self._function_of(job.spec) or self._application.find(job.spec.function)
+        timeout_s, isolation = self._limits(job, function)
         membership = None if job.gang is None else Membership(job.rank, job.gang, seats, place)
-        timeout_s = None if isolation == "thread" else timeout_s
         return RunningAttempt(job, seats[place], function, isolation, timeout_s, membership)
 
     def _preemptible(self) -> tuple[PreemptibleJob, ...]:
@@ -362,6 +422,7 @@ class WorkerLoop:
 
     def _drain(self) -> None:
         """Give back what has not begun; after the grace end what runs, and then give up what does not end."""
+        self._batches.release()
         for runner in self._runners.values():
             runner.release_unbegun()
         now = time.monotonic()
@@ -371,7 +432,7 @@ class WorkerLoop:
             self._has_terminated = True
             self._ending_until = now + self._options.kill_grace_s + KILL_MARGIN_S
             for attempt in list(self._table.running.values()):
-                self._runners[attempt.isolation].stop(attempt, StopReason.SHUTDOWN)
+                self._batches.stop(attempt, StopReason.SHUTDOWN)
         if self._is_now and not self._has_closed:
             self._has_closed = True
             self._ending_until = now

@@ -230,28 +230,139 @@ local function take(slots, free, served, share, choice, kept, reserving, claim_g
   return taken, texts, used
 end
 
--- Claim jobs of these queues, which are not paused. Answer their texts (id, specification, payload and shape of each) and
--- numbers (their lengths, fencing token and attempt of each, as integers of four bytes; a length of -1: the text of the
--- job before), the free resources that they leave, the slots, when jobs are taken that were left to other workers, and
--- when all jobs of the worker will have ended (false: not known). `kept`: room for jobs that others are ended for, which
--- are claimed first; nil: none. `address`: where rank 0 of a gang can listen; '': no gang is taken. The members of one are
--- appended to `members`.
-function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept, ends_in_ms, address, members)
-  local due_ms = records.time_text(step.now_ms + lease_ms)
-  local texts, numbers, jobs_of = {}, {}, {}
-  local ends_ms = ends_in_ms and step.now_ms + ends_in_ms
-  if slots <= 0 then return texts, numbers, given, slots, math.huge, not members[1] and ends_ms or false end
-  local place, count, last_text, last_shape = 0, 0, nil, nil
+-- Jobs that an exchange claims. `texts`: id, specification, payload and shape of each; `numbers`: their lengths, fencing
+-- token and attempt of each; a length of -1: the text of the job before.
+function claim.start(worker, lease_ms, ends_in_ms)
+  return {
+    worker = worker, lease_ms = lease_ms, due_ms = records.time_text(step.now_ms + lease_ms),
+    ends_in_ms = ends_in_ms, ends_ms = ends_in_ms and step.now_ms + ends_in_ms,
+    texts = {}, numbers = {}, place = 0, count = 0, jobs = 0, jobs_of = {},
+  }
+end
+
+-- Lease jobs, which are not in their buckets any more.
+local function lease(state, ids, shapes)
+  local texts, numbers, place, count = state.texts, state.numbers, state.place, state.count
+  for position = 1, #ids do
+    local id, shape = ids[position], shapes[position]
+    local queue, token, attempt, text, payload, timeout_ms = records.claim_plain(id, state.worker)
+    if not queue then
+      local record = records.get(id)
+      if record then
+        machine.claim(record, state.worker, state.lease_ms)
+        machine.put_claimed(record)
+        queue, token, attempt, timeout_ms = record.queue, record.token, record.attempt, record.timeout_ms
+        text, payload = records.texts(id)
+      end
+    end
+    if queue then
+      step.due[id] = state.due_ms
+      state.ends_ms = state.ends_ms and timeout_ms and math.max(state.ends_ms, step.now_ms + timeout_ms)
+      state.jobs, state.jobs_of[queue] = state.jobs + 1, (state.jobs_of[queue] or 0) + 1
+      local text_size, shape_size = -1, -1
+      texts[place + 1], texts[place + 2] = id, payload
+      place = place + 2
+      if text ~= state.last_text then
+        place, state.last_text, text_size = place + 1, text, #text
+        texts[place] = text
+      end
+      if shape ~= state.last_shape then
+        place, state.last_shape, shape_size = place + 1, shape, #shape
+        texts[place] = shape
+      end
+      numbers[count + 1], numbers[count + 2], numbers[count + 3] = #id, #payload, text_size
+      numbers[count + 4], numbers[count + 5], numbers[count + 6] = shape_size, token, attempt
+      count = count + 6
+    end
+  end
+  state.place, state.count = place, count
+end
+
+-- Attempts of a job until now.
+local function attempts_of(id)
+  if step.records[id] ~= nil then return step.records[id] and step.records[id].attempt or 0 end
+  local text = redis.call('HGET', records.key(id), 'm')
+  if not text then return 0 end
+  local _, _, _, _, _, attempt = cmsgpack.unpack(text)
+  return attempt
+end
+
+-- The buckets of a queue and a shape.
+local function buckets_of(queue, text, most)
+  local found = {}
+  for _, name in ipairs({ '=' .. text, '!' .. text }) do
+    local key = buckets.key(queue, name)
+    local ranks = redis.call('ZRANGE', key, 0, most)
+    if ranks[1] then
+      found[#found + 1] = {
+        queue = queue, name = name, key = key, ranks = ranks, head = buckets.head(ranks[1], name), rank = ranks[1], taken = 0,
+      }
+    end
+  end
+  return found
+end
+
+-- The bucket with the first job; nil: none has jobs left.
+local function first_bucket(sources)
+  local first, second = sources[1], sources[2]
+  if second and second.rank and not (first.rank and order.is_smaller(first.rank, second.rank)) then return second end
+  return first and first.rank and first or nil
+end
+
+-- Claim jobs for the batches that the worker is filling: the first of their buckets, as far as they were never attempted.
+-- Rows: queue, shape, number of jobs, bytes of payload (false: no limit).
+function claim.fill(state, rows, served, share)
+  local is_served = {}
+  for _, queue in ipairs(served) do is_served[queue] = true end
+  for _, row in ipairs(rows) do
+    local queue, text, jobs_left, bytes_left = row[1], row[2], row[3], row[4] or math.huge
+    local ids, shapes, started = {}, {}, {}
+    local sources = is_served[queue] and buckets_of(queue, text, jobs_left) or {}
+    while jobs_left > 0 and bytes_left > 0 and not shares.is_full(share, queue) do
+      local bucket = first_bucket(sources)
+      local id = bucket and order.id_of_rank(bucket.rank)
+      if not id or attempts_of(id) > 0 then break end
+      if bucket.taken == 0 then started[#started + 1] = bucket end
+      bucket.taken = bucket.taken + 1
+      bucket.rank = bucket.ranks[bucket.taken + 1]
+      if buckets.has_ages(bucket.name) then redis.call('ZREM', step.prefix .. 'age:' .. queue, id) end
+      shares.count(share, queue)
+      local reserved = reservation.release(queue, id)
+      if reserved then step.woken_workers[reserved] = true end
+      jobs_left = jobs_left - 1
+      if row[4] then bytes_left = bytes_left - redis.call('HSTRLEN', records.key(id), 'p') end
+      ids[#ids + 1], shapes[#shapes + 1] = id, text
+    end
+    write_buckets(started)
+    lease(state, ids, shapes)
+  end
+end
+
+-- The texts and numbers (integers of four bytes) of the claimed jobs, and when all jobs of the worker will have ended
+-- (false: not known).
+function claim.finish(state, members)
+  for queue, jobs in pairs(state.jobs_of) do machine.count_claimed(state.worker, queue, jobs) end
+  for position = 1, state.count do state.numbers[position] = struct.pack('>i4', state.numbers[position]) end
+  return state.texts, state.numbers, not members[1] and state.ends_ms or false
+end
+
+-- Claim jobs of these queues, which are not paused. Answer the free resources that they leave, the slots, and when jobs
+-- are taken that were left to other workers. `kept`: room for jobs that others are ended for, which are claimed first;
+-- nil: none. `address`: where rank 0 of a gang can listen; '': no gang is taken. The members of one are appended to
+-- `members`.
+function claim.run(state, slots, given, served, delay_ms, share, kept, address, members)
+  if slots <= 0 then return given, slots, math.huge end
+  local worker, lease_ms = state.worker, state.lease_ms
   local choice = placement.start(worker, delay_ms)
   local free = fit.copy(given)
   free.text = given.text
-  local reserving = reservation.start(worker, given, ends_in_ms, served, share, choice)
+  local reserving = reservation.start(worker, given, state.ends_in_ms, served, share, choice)
   local taken, shapes = preemption.take_startable(kept, slots, free, share, reserving)
   buckets.write()
   local function claim_gang(bucket, shape, slots_left, left, position)
     if address == '' or reservation.refuses_gang(reserving, bucket.rank) then return nil end
     local id = order.id_of_rank(bucket.rank)
-    position = position + #taken
+    position = position + state.jobs + #taken
     local ranks =
       gangs.claim(worker, id, bucket.queue, shape, slots_left, left, kept, lease_ms, address, members, position)
     if ranks then
@@ -263,39 +374,6 @@ function claim.run(worker, slots, given, served, lease_ms, delay_ms, share, kept
   local more, more_shapes, used = take(slots - #taken, free, served, share, choice, kept, reserving, claim_gang)
   local slots_left = slots - #taken - used
   for position = 1, #more do taken[#taken + 1], shapes[#shapes + 1] = more[position], more_shapes[position] end
-  for position = 1, #taken do
-    local id, shape = taken[position], shapes[position]
-    local queue, token, attempt, text, payload, timeout_ms = records.claim_plain(id, worker)
-    if not queue then
-      local record = records.get(id)
-      if record then
-        machine.claim(record, worker, lease_ms)
-        machine.put_claimed(record)
-        queue, token, attempt, timeout_ms = record.queue, record.token, record.attempt, record.timeout_ms
-        text, payload = records.texts(id)
-      end
-    end
-    if queue then
-      step.due[id] = due_ms
-      ends_ms = ends_ms and timeout_ms and math.max(ends_ms, step.now_ms + timeout_ms)
-      jobs_of[queue] = (jobs_of[queue] or 0) + 1
-      local text_size, shape_size = -1, -1
-      texts[place + 1], texts[place + 2] = id, payload
-      place = place + 2
-      if text ~= last_text then
-        place, last_text, text_size = place + 1, text, #text
-        texts[place] = text
-      end
-      if shape ~= last_shape then
-        place, last_shape, shape_size = place + 1, shape, #shape
-        texts[place] = shape
-      end
-      numbers[count + 1], numbers[count + 2], numbers[count + 3] = #id, #payload, text_size
-      numbers[count + 4], numbers[count + 5], numbers[count + 6] = shape_size, token, attempt
-      count = count + 6
-    end
-  end
-  for queue, jobs in pairs(jobs_of) do machine.count_claimed(worker, queue, jobs) end
-  for position = 1, count do numbers[position] = struct.pack('>i4', numbers[position]) end
-  return texts, numbers, free, slots_left, choice.until_ms, not members[1] and ends_ms or false
+  lease(state, taken, shapes)
+  return free, slots_left, choice.until_ms
 end

@@ -358,7 +358,7 @@ local function put_offer(worker, lease_ms, slots, free, ends_ms)
 end
 
 -- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, queues,
--- placement delay, preemptible jobs, when the jobs end, address of rank 0 of a gang), results, free vector. See
+-- placement delay, preemptible jobs, when the jobs end, address of rank 0 of a gang, batches), results, free vector. See
 -- `redis_codec.py` for the rows and the answer.
 function steps.exchange(arguments)
   local request = cjson.decode(arguments[2])
@@ -380,9 +380,11 @@ function steps.exchange(arguments)
   local slots, free = gangs.send(worker, request[5], free, lease_ms, members)
   local served, candidates = claim.served_queues(request[6]), preemption.candidates(worker, request[8])
   local share = shares.start(served)
+  local claimed = claim.start(worker, lease_ms, request[9])
+  claim.fill(claimed, request[11], served, share)
   local kept = preemption.kept_room(slots, free, served, share, candidates)
-  local texts, numbers, left, slots_left, until_ms, ends_ms =
-    claim.run(worker, slots, free, served, lease_ms, request[7], share, kept, request[9], request[10], members)
+  local left, slots_left, until_ms = claim.run(claimed, slots, free, served, request[7], share, kept, request[10], members)
+  local texts, numbers, ends_ms = claim.finish(claimed, members)
   if candidates[1] then
     kept = preemption.request(worker, kept, slots_left, left, served, share, candidates, preempted)
   end
