@@ -205,6 +205,22 @@ class CrashSuite:
         until(lambda: all(info.leases == 0 for info in fleet.queue.store.workers()), "no lease is left")
         fleet.check_nothing_is_left()
 
+    def test_the_jobs_of_a_call_are_run_again_each_on_its_own_when_their_worker_is_killed(
+        self, fleet: Fleet, tmp_path: Path
+    ) -> None:
+        [worker] = fleet.start(slots=1)
+        jobs = [fleet.submit("hold_batch", str(tmp_path / "go"), str(tmp_path / "began")) for _ in range(3)]
+        pid = int(text_in(tmp_path / "began"))
+        assert {job.record().worker for job in jobs} == {worker.name}
+        worker.kill()
+        until(lambda: not is_running(pid), "the process of the call has ended")
+        write(tmp_path / "go", "go")
+        fleet.start(2, slots=2)
+        assert [job.result(PATIENCE_S) for job in jobs] == [1, 1, 1]
+        for job in jobs:
+            assert [attempt.outcome for attempt in job.record().attempts] == [Outcome.LOST, Outcome.SUCCEEDED]
+        fleet.check_nothing_is_left()
+
     @pytest.mark.time_limit(1800)
     def test_random_kills_lose_no_job_and_complete_none_twice(self, fleet: Fleet, tmp_path: Path) -> None:
         options: dict[str, Any] = {"isolation": "thread", "slots": 4}
@@ -236,14 +252,19 @@ class CrashSuite:
 
     @pytest.mark.long
     @pytest.mark.time_limit(1800)
-    def test_random_kills_of_workers_with_gangs_and_preemption_leave_nothing(
+    def test_random_kills_of_workers_with_gangs_batches_and_preemption_leave_nothing(
         self, fleet: Fleet, tmp_path: Path
     ) -> None:
         options: dict[str, Any] = {"slots": 3, "kill_grace": 0.2}
         fleet.start(3, **options)
-        lines, chance = tmp_path / "lines", random.Random(7)
+        lines, batched, chance = tmp_path / "lines", tmp_path / "batched", random.Random(7)
         lines.touch()
+        batched.touch()
         jobs = []
+        calls = [
+            fleet.submit("append_batch", str(batched), number, retries={"error": 0, "lost": 100})
+            for number in range(MIXED_JOBS)
+        ]
         for number in range(MIXED_JOBS):
             given: dict[str, Any] = {"ranks": chance.choice([1, 1, 2, 3, 4]), "priority": chance.choice([0, 0, 10, 50])}
             given |= {"preemptible": chance.choice([True, False]), "retries": {"lost": 100}}
@@ -256,6 +277,13 @@ class CrashSuite:
             fleet.start(**options)
         for job in jobs:
             until(lambda job=job: job.record().state is JobState.SUCCEEDED, timeout_s=300)  # type: ignore[misc]
+        for number, job in enumerate(calls):
+            state = JobState.SUCCEEDED if number % 10 else JobState.FAILED
+            until(lambda job=job, state=state: job.record().state is state, timeout_s=300)  # type: ignore[misc]
+            *lost, last = [attempt.outcome for attempt in job.record().attempts]
+            assert set(lost) <= {Outcome.LOST}
+            assert last is (Outcome.SUCCEEDED if number % 10 else Outcome.ERROR)
+        assert set(map(int, batched.read_text().split())) == {number for number in range(MIXED_JOBS) if number % 10}
         wrote = [tuple(map(int, line.split())) for line in lines.read_text().splitlines()]
         for number, job in enumerate(jobs):
             record = job.record()

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dovetail.jobs.batch import Batch
 from dovetail.jobs.current_job import JobPreempted, current_job
 from dovetail.jobs.job_function import job
 
@@ -325,6 +326,26 @@ def append_line(path: str, text: str, seconds: float = 0.0) -> None:
     with Path(path).open("a") as file:
         file.write(f"{text} {current_job().token}\n")
     time.sleep(seconds)
+
+
+@job(batch=Batch(size=3, wait="10m"), isolation="warm_process")
+def hold_batch(path: list[str], began: list[str]) -> list[int]:
+    """Until the test writes the file; the results are the number of jobs of the call."""
+    Path(began[0]).write_text(str(os.getpid()))
+    while not Path(path[0]).exists():
+        time.sleep(0.005)
+    return [len(path)] * len(path)
+
+
+@job(batch=Batch(size=4, wait="50ms"), isolation="warm_process")
+def append_batch(path: list[str], number: list[int]) -> list[int]:
+    """A line per job, all in one write. Numbers that are divisible by 10 fail."""
+    time.sleep(0.05)
+    if any(one % 10 == 0 for one in number):
+        raise ValueError("divisible by 10")
+    with Path(path[0]).open("a") as file:
+        file.write("".join(f"{one}\n" for one in number))
+    return number
 
 
 @job
