@@ -51,6 +51,15 @@ def test_every_policy_is_measured_and_fragmentation_is_no_worse_than_random(
     assert results["fgd"]["alloc_130"] >= results["random"]["alloc_130"]
 
 
+def test_jobs_of_a_queue_allocate_about_as_much_as_placement_by_fragmentation(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = run_benchmark_here("jobs_placement", tmp_path, monkeypatch, "--data", str(data))["results"]
+    assert results["jobs"]["alloc_130"] >= results["fgd"]["alloc_130"] - 2
+    assert results["jobs"]["us_per_job"] > 0
+    assert 1 <= results["jobs"]["claims_per_job"] <= 2, "a job is left to a better worker once"
+
+
 def test_placement_by_fragmentation_leaves_less_fragmentation_than_best_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

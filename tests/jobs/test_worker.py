@@ -21,7 +21,15 @@ from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, Reply, S
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.free_resources import NodeKind
 from dovetail.resources.resources import Resources
-from jobs.worker_aids import make_worker, memory_queue, running_worker, wait_for_file, wait_for_state, write
+from jobs.worker_aids import (
+    make_worker,
+    memory_queue,
+    running_worker,
+    state_of,
+    wait_for_file,
+    wait_for_state,
+    write,
+)
 from jobs.worker_app import APP
 from jobs.worker_app import __name__ as app_module
 from waiting import until
@@ -48,6 +56,26 @@ def submit(jobs: Queue, function: str, *args: Any, **options: Any) -> Job:
 
 def test_the_module_is_imported_under_the_name_that_jobs_use() -> None:
     assert app_module == APP
+
+
+# --- admission
+
+
+def test_labels_and_tokens_of_jobs_are_those_of_the_resources_of_a_worker(queue: Queue, tmp_path: Path) -> None:
+    needs = Resources(labels={"pool": "render"}, custom={"licence": 1})
+    go, began = tmp_path / "go", [tmp_path / f"began{number}" for number in range(2)]
+    jobs = [submit(queue, "wait_for_file", str(go), str(file), resources=needs) for file in began]
+    render = "(4cpu, 4GB, licence=1){pool=render}"
+    with running_worker(queue, worker_id="plain"), running_worker(queue, worker_id="render", resources=render):
+        wait_for_file(began[0])
+        assert submit(queue, "add", 1).result(30) == 1
+        assert state_of(jobs[1]) is JobState.READY, "there is one licence, and it is in use"
+        write(go, "done")
+        for job in jobs:
+            assert job.result(30) == "done"
+    attempts = [job.attempts[0] for job in jobs]
+    assert [attempt.worker for attempt in attempts] == ["render"] * 2
+    assert attempts[1].started_ms >= attempts[0].ended_ms
 
 
 # --- results and errors

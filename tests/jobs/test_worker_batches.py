@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -253,6 +255,41 @@ def test_a_call_that_exceeds_the_timeout_of_a_job_ends_for_all(queue: Queue, tmp
     assert (first.outcome, last.outcome) == (Outcome.TIMEOUT, Outcome.SUCCEEDED)
     assert "the call for 2 jobs" in first.error
     assert [attempt.outcome for attempt in long.attempts] == [Outcome.TIMEOUT] * 2
+
+
+# --- figures
+
+
+def jobs_per_s(function: Any, count: int) -> float:
+    with memory_queue() as queue:
+        jobs = queue.submit_many(function, range(count))
+        began = time.perf_counter()
+        with working(queue):
+            for one in jobs:
+                one.result(60)
+            return count / (time.perf_counter() - began)
+
+
+@pytest.mark.bar
+def test_a_function_with_a_fixed_cost_of_10_ms_runs_five_times_as_many_jobs() -> None:
+    assert jobs_per_s(batch_app.with_fixed_cost, 1_600) >= 5 * jobs_per_s(batch_app.alone_with_fixed_cost, 100)
+
+
+@pytest.mark.bar
+def test_95_percent_of_jobs_end_within_the_wait_and_one_call(queue: Queue) -> None:
+    random = Random(1)
+    with working(queue, slots=4):
+        queue.submit_many(batch_app.with_fixed_cost, [0])[0].result(60)
+        jobs: list[Job] = []
+        for number in range(600):
+            jobs += queue.submit_many(batch_app.with_fixed_cost, [number])
+            time.sleep(random.expovariate(200))
+        for one in jobs:
+            one.result(60)
+        records = [one.record() for one in jobs]
+    took_ms = sorted((record.finished_ms or 0) - record.attempts[0].started_ms for record in records)
+    wait_ms, call_ms, round_trips_ms = 10, 10, 5
+    assert took_ms[len(took_ms) * 95 // 100] <= wait_ms + call_ms + round_trips_ms
 
 
 # --- declarations

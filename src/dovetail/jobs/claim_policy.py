@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from dovetail.jobs.admission import Admission
     from dovetail.jobs.job import JobRecord
-    from dovetail.jobs.store import OfferingWorker, QueueSettings
+    from dovetail.jobs.offer_groups import OfferGroup, OfferGroups
+    from dovetail.jobs.store import QueueSettings
     from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.shape import Shape
 
@@ -153,44 +154,91 @@ def worker_to_reserve(
     return min(found)[3] if found else None
 
 
+class PlacementState:
+    """What is free on a worker, as far as its rank depends on it."""
+
+    __slots__ = ("_cards_milli", "_cpu_milli", "_idle_milli", "_of_cpu_milli", "_stranded_milli")
+
+    def __init__(self, free: FreeResources) -> None:
+        self._idle_milli, self._cpu_milli = free.cards.idle_milli, free.cpu_milli
+        self._cards_milli = WHOLE_CARD_MILLI * len(free.cards.free)
+        self._of_cpu_milli = max(1, free.cards.kind.cpu_milli)
+        self._stranded_milli = self._stranded(self._idle_milli, self._cpu_milli)
+
+    def rank(self, shape: Shape) -> PlacementRank:
+        """For a job that fits: the worker with the lowest rank should run it."""
+        if not self._cards_milli:
+            return NO_CARDS
+        if shape.kind is ShapeKind.CPU_ONLY and not shape.cpu_milli:
+            return 0, 0, 0
+        idle_milli, cpu_milli = self._idle_milli, self._cpu_milli
+        stranded_milli = self._stranded(idle_milli - shape.cards * shape.gpu_milli, cpu_milli - shape.cpu_milli)
+        return stranded_milli - self._stranded_milli, idle_milli, cpu_milli
+
+    def _stranded(self, idle_milli: int, cpu_milli: int) -> int:
+        stranded_milli = idle_milli - cpu_milli * self._cards_milli // self._of_cpu_milli
+        return max(0, stranded_milli)  # `max` takes several times as long
+
+
 def placement_rank(shape: Shape, free: FreeResources) -> PlacementRank:
     """Rank of a worker for a job that fits: the lowest one should run it."""
-    idle_milli, cpu_milli = free.cards.idle_milli, free.cpu_milli
-    if not free.cards.free:
-        return NO_CARDS
-    if shape.kind is ShapeKind.CPU_ONLY and not shape.cpu_milli:
-        return 0, 0, 0
-    cards_milli, of_cpu_milli = WHOLE_CARD_MILLI * len(free.cards.free), max(1, free.cards.kind.cpu_milli)
-    stranded_milli = max(0, idle_milli - cpu_milli * cards_milli // of_cpu_milli)
-    idle_then, cpu_then = idle_milli - shape.cards * shape.gpu_milli, cpu_milli - shape.cpu_milli
-    stranded_then = max(0, idle_then - cpu_then * cards_milli // of_cpu_milli)
-    return stranded_then - stranded_milli, idle_milli, cpu_milli
+    return PlacementState(free).rank(shape)
 
 
 class OtherWorkers:
     """Offers of the other workers during one claim, less the jobs that the claim has left to them."""
 
-    def __init__(self, workers: Iterable[OfferingWorker], admission: Admission) -> None:
-        self._workers = list(workers)
-        self._left: dict[str, tuple[int, FreeResources]] = {}
-        """Slots and free resources of workers to which jobs were left."""
+    def __init__(self, groups: OfferGroups, worker: str, admission: Admission) -> None:
+        """`worker`: the one that claims."""
+        self._groups = groups
+        self._own = worker
+        self._left: dict[str, tuple[tuple[str, ...], int, FreeResources]] = {}
+        """Queues, slots and free resources of workers to which jobs were left."""
         self._admission = admission
 
     def best_before(self, rank: PlacementRank, queue: str, shape: Shape) -> str | None:
         """The worker with the lowest rank, then the smallest id, for a job that fits it; None: none is below `rank`."""
         found: str | None = None
-        for worker, queues, offer in self._workers:
-            slots, free = self._left.get(worker) or (offer.slots, offer.free)
-            if slots <= 0 or queue not in queues:
-                continue
-            other = placement_rank(shape, free)
-            is_better = other < rank or (other == rank and found is not None and worker < found)
-            if is_better and self._admission.take(shape, free) is not None:
+        for other, group in self._ranked(rank, queue, shape):
+            if other > rank:
+                break  # a better one was found
+            worker = group.first_but(self._own, self._left)
+            is_better = worker is not None and (found is None or worker < found)
+            if is_better and self._admission.take(shape, group.free) is not None:
                 rank, found = other, worker
+        for worker, (queues, slots, free) in self._left.items():
+            if slots > 0 and queue in queues:
+                other = placement_rank(shape, free)
+                is_better = other < rank or (other == rank and found is not None and worker < found)
+                if is_better and self._admission.take(shape, free) is not None:
+                    rank, found = other, worker
+        return found
+
+    def _ranked(self, below: PlacementRank, queue: str, shape: Shape) -> list[tuple[PlacementRank, OfferGroup]]:
+        """Groups of lower rank on which the job may fit, the lowest first."""
+        needed_milli, cpu_milli = shape.gpu_milli, shape.cpu_milli
+        found = []
+        for group in self._groups.groups:
+            free = group.free
+            if free.cpu_milli < cpu_milli or free.cards.idle_milli < needed_milli or queue not in group.queues:
+                continue
+            state = group.placement
+            if state is None:
+                state = group.placement = PlacementState(free)
+            rank = state.rank(shape)
+            if rank < below:
+                found.append((rank, group))
+        found.sort(key=_first)
         return found
 
     def leave(self, worker: str, shape: Shape) -> None:
         """Count a job that is left to a worker, which it fits."""
-        offer = next(one.offer for one in self._workers if one.id == worker)
-        slots, free = self._left.get(worker, (offer.slots, offer.free))
-        self._left[worker] = slots - 1, self._admission.take(shape, free) or free
+        if worker not in self._left:
+            _, queues, offer = self._groups.worker(worker)
+            self._left[worker] = queues, offer.slots, offer.free
+        queues, slots, free = self._left[worker]
+        self._left[worker] = queues, slots - 1, self._admission.take(shape, free) or free
+
+
+def _first(item: tuple[PlacementRank, object]) -> PlacementRank:
+    return item[0]

@@ -79,6 +79,7 @@ async def call_async_job(
 
 
 def _call_batch(function: JobFunction, payload: bytes, codec: PayloadCodec, job: CurrentJob) -> Ending:
+    """Only `JobStopped` is raised."""
     batch = BatchCall(function, payload, codec)
     while group := batch.next_group():
         try:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dovetail.jobs.job import JobRecord
+    from dovetail.jobs.offer_groups import OfferGroups
     from dovetail.jobs.store import (
         JobFilter,
         Offer,
@@ -101,6 +102,9 @@ class JobTable(Protocol):
 
     def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
         """Workers with a live offer, by id."""
+
+    def offer_groups(self, now_ms: int) -> OfferGroups:
+        """The same, grouped by what is free."""
 
     def passed_ms(self, job_id: str) -> int | None:
         """When a worker has left this job to a better one."""

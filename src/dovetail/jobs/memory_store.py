@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, TypeVar
 
 from dovetail.jobs.admission import Admission
 from dovetail.jobs.job import JobState
+from dovetail.jobs.offer_groups import OfferGroups
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.store import (
     PLAIN_QUEUE,
@@ -32,13 +34,15 @@ from dovetail.jobs.store import (
 from dovetail.jobs.transaction import Effects, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from dovetail.jobs.job import JobRecord, JobSpec
     from dovetail.jobs.job_table import Bucket
     from dovetail.resources.shape import Shape
 
 T = TypeVar("T")
+ALL = ""
+"""In place of the name of a queue."""
 
 
 def unix_clock() -> Callable[[], int]:
@@ -56,7 +60,13 @@ class MemoryStore:
         self._finished = threading.Condition(self._lock)
         self._table = MemoryTable()
         self._admission = Admission()
-        self._signals: dict[str, threading.Event] = {}
+        self._news = threading.Condition(self._lock)
+        self._news_of_queues: Counter[str] = Counter()
+        """How often workers of a queue were woken; under ALL those of all queues."""
+        self._news_seen: dict[str, int] = {}
+        """Of that, what a worker has seen: a wake-up of thousands of workers is one addition."""
+        self._woken: set[str] = set()
+        """Workers that were woken by their names."""
         self._closed = False
 
     # --- jobs
@@ -100,13 +110,17 @@ class MemoryStore:
     # --- workers
 
     def register_worker(self, worker: WorkerInfo) -> None:
-        self._step(lambda step: step.register_worker(worker))
-        self._signal(worker.id)
+        with self._lock:
+            if self._take_news(worker.id):
+                self._woken.add(worker.id)
+            self._step(lambda step: step.register_worker(worker))
+            self._news_seen[worker.id] = self._news_for(worker.id)
 
     def remove_worker(self, worker: str) -> None:
         with self._lock:
             self._table.delete_worker(worker)
-            self._signals.pop(worker, threading.Event()).set()
+            self._news_seen.pop(worker, None)
+            self.wake(worker)
 
     def workers(self) -> list[WorkerInfo]:
         with self._lock:
@@ -116,14 +130,13 @@ class MemoryStore:
         return self._step(lambda step: step.exchange(request), but=request.worker)
 
     def wait(self, worker: str, timeout_s: float) -> bool:
-        signal = self._signal(worker)
-        signalled = signal.wait(timeout_s)
-        if not self._closed:
-            signal.clear()
-        return signalled
+        with self._news:
+            return self._news.wait_for(lambda: self._closed or self._take_news(worker), timeout_s)
 
     def wake(self, worker: str) -> None:
-        self._signal(worker).set()
+        with self._news:
+            self._woken.add(worker)
+            self._news.notify_all()
 
     # --- queues and schedules
 
@@ -165,8 +178,7 @@ class MemoryStore:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for signal in self._signals.values():
-                signal.set()
+            self._news.notify_all()
             self._finished.notify_all()
 
     def _step(self, act: Callable[[Transaction], T], but: str = "") -> T:
@@ -182,14 +194,25 @@ class MemoryStore:
             self._finished.notify_all()
         if not (effects.queues or effects.workers or effects.all_workers):
             return
-        for worker in self._table.workers():
-            concerned = effects.all_workers or worker.id in effects.workers
-            if concerned or (worker.id != but and not effects.queues.isdisjoint(worker.queues)):
-                self._signal(worker.id).set()
+        self._woken |= effects.workers
+        for queue in effects.queues:
+            self._news_of_queues[queue] += 1
+            if but in self._news_seen and queue in self._table.queues_of(but):
+                self._news_seen[but] += 1
+        self._news_of_queues[ALL] += effects.all_workers
+        self._news.notify_all()
 
-    def _signal(self, worker: str) -> threading.Event:
-        with self._lock:
-            return self._signals.setdefault(worker, threading.Event())
+    def _news_for(self, worker: str) -> int:
+        news = self._news_of_queues
+        return news[ALL] + sum(news[queue] for queue in self._table.queues_of(worker))
+
+    def _take_news(self, worker: str) -> bool:
+        """Whether a worker was woken since the last time."""
+        seen, self._news_seen[worker] = self._news_seen.get(worker, 0), self._news_for(worker)
+        if worker in self._woken:
+            self._woken.remove(worker)
+            return True
+        return worker in self._table.worker_ids and self._news_seen[worker] > seen
 
 
 class MemoryTable:
@@ -206,6 +229,7 @@ class MemoryTable:
         self._leased: dict[str, int] = {}
         """Leased jobs by queue."""
         self._workers: dict[str, WorkerInfo] = {}
+        self._offers = OfferGroups()
         self._leases: dict[str, int] = {}
         self._passes: dict[str, int] = {}
         """Job -> when it was passed over, oldest first."""
@@ -324,23 +348,41 @@ class MemoryTable:
         found = (self._workers[worker] for worker in sorted(self._workers))
         return [replace(worker, leases=self._leases.get(worker.id, 0)) for worker in found]
 
+    @property
+    def worker_ids(self) -> Collection[str]:
+        return self._workers.keys()
+
+    def queues_of(self, worker: str) -> Collection[str]:
+        """Queues that a registered worker serves."""
+        known = self._workers.get(worker)
+        return () if known is None else set(known.queues)
+
     def put_worker(self, worker: WorkerInfo) -> None:
         self._workers[worker.id] = worker
+        self._offers.remove(worker.id)
 
     def delete_worker(self, worker: str) -> None:
         self._workers.pop(worker, None)
+        self._offers.remove(worker)
 
     def heartbeat(self, worker: str, now_ms: int, offer: Offer | None) -> bool:
         known = self._workers.get(worker)
         if known is None:
             return False
         self._workers[worker] = replace(known, heartbeat_ms=now_ms, offer=offer or known.offer)
+        if offer is not None:
+            self._offers.put(OfferingWorker(worker, known.queues, offer))
         return True
 
     def put_offer(self, worker: str, offer: Offer) -> None:
         known = self._workers.get(worker)
         if known is not None:
             self._workers[worker] = replace(known, offer=offer)
+            self._offers.put(OfferingWorker(worker, known.queues, offer))
+
+    def offer_groups(self, now_ms: int) -> OfferGroups:
+        self._offers.expire(now_ms)
+        return self._offers
 
     def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
         return [

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.jobs.job import JobRecord, JobSpec, JobState
 from dovetail.jobs.memory_store import unsent_workers
+from dovetail.jobs.offer_groups import OfferGroups
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.serialization import (
     attempts_from_text,
@@ -267,6 +268,9 @@ class SqliteTable:
 
     def offering_workers(self, now_ms: int) -> list[OfferingWorker]:
         return read_offering_workers(self._db, now_ms)
+
+    def offer_groups(self, now_ms: int) -> OfferGroups:
+        return OfferGroups(self.offering_workers(now_ms))
 
     def passed_ms(self, job_id: str) -> int | None:
         row = self._db.execute("SELECT passed_ms FROM passes WHERE job = ?", (job_id,)).fetchone()

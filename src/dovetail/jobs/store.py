@@ -148,7 +148,7 @@ class BatchRoom(NamedTuple):
     jobs: int
     """Maximum number."""
     payload_bytes: int | None = None
-    """No more jobs are added once those that this claim adds have so many bytes of payload; None: no limit."""
+    """No more jobs are added once the payloads of those that this claim adds have this size; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -548,7 +548,7 @@ class Transaction:
         if not claim.placement_delay_ms or not free.cards.free:
             return False
         if self._others is None:
-            self._others = OtherWorkers(self._other_offers(worker), self._admission)
+            self._others = OtherWorkers(self._table.offer_groups(self.now_ms), worker, self._admission)
         rank = placement_rank(record.shape, free)
         better = self._others.best_before(rank, record.spec.queue, record.shape)
         if better is None:

@@ -1,0 +1,98 @@
+"""Offers of workers, grouped by queues and free resources: a claim compares states instead of workers.
+
+Most workers of a large fleet are in few states: untouched, or full. The memory store keeps its groups from step to
+step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from dovetail.jobs.claim_policy import PlacementState
+    from dovetail.jobs.store import OfferingWorker
+    from dovetail.resources.free_resources import FreeResources
+
+
+class OfferGroup:
+    """Workers that serve the same queues and have the same free resources, and a slot."""
+
+    __slots__ = ("free", "ids", "placement", "queues")
+
+    def __init__(self, queues: tuple[str, ...], free: FreeResources) -> None:
+        self.queues = queues
+        self.free = free
+        self.ids: list[str] = []
+        """Sorted."""
+        self.placement: PlacementState | None = None
+        """Kept by `claim_policy`."""
+
+    def first_but(self, worker: str, others: Container[str]) -> str | None:
+        """The smallest id, leaving out this worker and others."""
+        for name in self.ids:
+            if name != worker and name not in others:
+                return name
+        return None
+
+
+class OfferGroups:
+    """Offers of registered workers by worker, and their groups."""
+
+    def __init__(self, workers: Iterable[OfferingWorker] = ()) -> None:
+        self._workers: dict[str, OfferingWorker] = {}
+        self._groups: dict[tuple[tuple[str, ...], FreeResources], OfferGroup] = {}
+        self._times: list[tuple[int, str]] = []
+        """A heap of (last time at which an offer is live, worker), whose outdated entries are skipped."""
+        for worker in workers:
+            self.put(worker)
+
+    @property
+    def groups(self) -> Iterable[OfferGroup]:
+        return self._groups.values()
+
+    def worker(self, worker: str) -> OfferingWorker:
+        return self._workers[worker]
+
+    def put(self, worker: OfferingWorker) -> None:
+        """Replace the offer of a worker."""
+        before = self._workers.get(worker.id)
+        self._workers[worker.id] = worker
+        offer = worker.offer
+        until_ms = offer.offered_ms + offer.lease_ms
+        if before is None or before.offer.offered_ms + before.offer.lease_ms != until_ms:
+            heappush(self._times, (until_ms, worker.id))
+        had, has = before is not None and before.offer.slots > 0, offer.slots > 0
+        if before is not None and had and has and before.queues == worker.queues and before.offer.free is offer.free:
+            return
+        if before is not None and had:
+            self._leave_group(before)
+        if has:
+            key = worker.queues, offer.free
+            group = self._groups.get(key)
+            if group is None:
+                group = self._groups[key] = OfferGroup(*key)
+            insort(group.ids, worker.id)
+
+    def remove(self, worker: str) -> None:
+        found = self._workers.pop(worker, None)
+        if found is not None and found.offer.slots > 0:
+            self._leave_group(found)
+
+    def expire(self, now_ms: int) -> None:
+        """Remove offers that are not live any more."""
+        while self._times and self._times[0][0] < now_ms:
+            _, worker = heappop(self._times)
+            found = self._workers.get(worker)
+            if found is not None and not found.offer.is_live(now_ms):
+                self.remove(worker)
+
+    def _leave_group(self, worker: OfferingWorker) -> None:
+        key = worker.queues, worker.offer.free
+        group = self._groups[key]
+        del group.ids[bisect_left(group.ids, worker.id)]
+        if not group.ids:
+            del self._groups[key]
