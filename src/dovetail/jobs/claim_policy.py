@@ -177,7 +177,7 @@ class PlacementState:
 
     def _stranded(self, idle_milli: int, cpu_milli: int) -> int:
         stranded_milli = idle_milli - cpu_milli * self._cards_milli // self._of_cpu_milli
-        return max(0, stranded_milli)  # `max` takes several times as long
+        return max(0, stranded_milli)
 
 
 def placement_rank(shape: Shape, free: FreeResources) -> PlacementRank:
@@ -218,13 +218,12 @@ class OtherWorkers:
         """Groups of lower rank on which the job may fit, the lowest first."""
         needed_milli, cpu_milli = shape.gpu_milli, shape.cpu_milli
         found = []
-        for group in self._groups.groups:
-            free = group.free
-            if free.cpu_milli < cpu_milli or free.cards.idle_milli < needed_milli or queue not in group.queues:
+        for _, free_cpu_milli, _, group in self._groups.with_idle(needed_milli):
+            if free_cpu_milli < cpu_milli or queue not in group.queues:
                 continue
             state = group.placement
             if state is None:
-                state = group.placement = PlacementState(free)
+                state = group.placement = PlacementState(group.free)
             rank = state.rank(shape)
             if rank < below:
                 found.append((rank, group))

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Sequence
 
     from dovetail.jobs.claim_policy import PlacementState
     from dovetail.jobs.store import OfferingWorker
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class OfferGroup:
     """Workers that serve the same queues and have the same free resources, and a slot."""
 
-    __slots__ = ("free", "ids", "placement", "queues")
+    __slots__ = ("free", "ids", "number", "placement", "queues")
 
-    def __init__(self, queues: tuple[str, ...], free: FreeResources) -> None:
+    def __init__(self, number: int, queues: tuple[str, ...], free: FreeResources) -> None:
+        self.number = number
         self.queues = queues
         self.free = free
         self.ids: list[str] = []
@@ -39,20 +40,27 @@ class OfferGroup:
         return None
 
 
+OrderedGroup = tuple[int, int, int, OfferGroup]
+"""(Idle GPU, free CPU, number of the group, group)."""
+
+
 class OfferGroups:
     """Offers of registered workers by worker, and their groups."""
 
     def __init__(self, workers: Iterable[OfferingWorker] = ()) -> None:
         self._workers: dict[str, OfferingWorker] = {}
         self._groups: dict[tuple[tuple[str, ...], FreeResources], OfferGroup] = {}
+        self._ordered: list[OrderedGroup] = []
+        """Sorted, so that a job for GPUs skips the many workers whose cards are full."""
+        self._numbers = 0
         self._times: list[tuple[int, str]] = []
         """A heap of (last time at which an offer is live, worker), whose outdated entries are skipped."""
         for worker in workers:
             self.put(worker)
 
-    @property
-    def groups(self) -> Iterable[OfferGroup]:
-        return self._groups.values()
+    def with_idle(self, milli: int) -> Sequence[OrderedGroup]:
+        """Groups with at least this much idle GPU."""
+        return self._ordered[bisect_left(self._ordered, (milli,)) :]
 
     def worker(self, worker: str) -> OfferingWorker:
         return self._workers[worker]
@@ -74,7 +82,9 @@ class OfferGroups:
             key = worker.queues, offer.free
             group = self._groups.get(key)
             if group is None:
-                group = self._groups[key] = OfferGroup(*key)
+                self._numbers += 1
+                group = self._groups[key] = OfferGroup(self._numbers, *key)
+                insort(self._ordered, _ordered(group))
             insort(group.ids, worker.id)
 
     def remove(self, worker: str) -> None:
@@ -96,3 +106,8 @@ class OfferGroups:
         del group.ids[bisect_left(group.ids, worker.id)]
         if not group.ids:
             del self._groups[key]
+            del self._ordered[bisect_left(self._ordered, _ordered(group))]
+
+
+def _ordered(group: OfferGroup) -> OrderedGroup:
+    return group.free.cards.idle_milli, group.free.cpu_milli, group.number, group
