@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ import pytest
 
 from dovetail.errors import ConfigError, JobError
 from dovetail.jobs.batch import Batch, is_marked, mark_of, marked_shape, unmarked_shape
-from dovetail.jobs.job import NO_RESOURCES, JobSpec, JobState, Lease, Outcome
+from dovetail.jobs.job import NO_RESOURCES, JobSpec, JobState, Lease, Outcome, Retries
 from dovetail.jobs.job_batches import JobBatch
 from dovetail.jobs.job_function import Application, job
 from dovetail.jobs.job_handle import Job
 from dovetail.jobs.running_attempt import RunningAttempt
 from dovetail.jobs.store import ClaimedJob
+from dovetail.jobs.submission import prepare
 from dovetail.resources.resources import Resources
 from jobs import batch_app
 from jobs.batch_app import APP, double, double_async, hold, in_process, lengths, too_few
@@ -334,6 +336,17 @@ def test_a_function_with_batches_can_be_called_and_submitted_like_any_other(queu
     assert double(calls, [1, 2]) == [2, 4]
     with pytest.raises(ConfigError, match="missing a required argument: 'number'"):
         queue.submit(double, calls)
+
+
+def test_a_foreign_message_that_does_not_fit_the_function_is_a_job_that_fails(queue: Queue) -> None:
+    submission, _ = prepare(double, {}, {})
+    specs = [replace(submission.spec(["a message"], {}, queue.codec), retries=Retries(error=0)) for _ in range(4)]
+    assert all(is_marked(spec.shape) for spec in specs)
+    queue.store.submit(specs)
+    with working(queue):
+        for spec in specs:
+            with pytest.raises(JobError, match="missing a required argument: 'number'"):
+                queue.get(spec.id).result(60)
 
 
 def test_marks_separate_functions_and_keys_and_nothing_else() -> None:

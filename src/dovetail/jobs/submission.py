@@ -89,7 +89,10 @@ class Submission:
         """The arguments by parameter, if the jobs of a call have one in common."""
         if self.batch is None or self.batch.key is None or self.signature is None:
             return {}
-        bound = self.signature.bind(*args, **kwargs)
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError:  # a message of a foreign program: the job fails with that
+            return {}
         bound.apply_defaults()
         return bound.arguments
 
