@@ -456,8 +456,8 @@ Method = TypeVar("Method", bound="Callable[..., Any]")
 
 
 def _in_group(name: str) -> Callable[[Method], Method]:
-    """Calls of different concurrency groups do not wait for each other. Ray does not record them: that takes longer than
-    what most of them do."""
+    """Calls of different concurrency groups do not wait for each other. Ray does not record them, which would take
+    longer than most of them."""
     found: Callable[[Method], Method] = ray.method(concurrency_group=name, enable_task_events=False)
     return found
 
