@@ -77,6 +77,13 @@ def test_every_link_resolves(page: Path) -> None:
     assert wrong == []
 
 
+def test_every_decision_has_a_number_of_its_own() -> None:
+    decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    numbers = [path.name[:3] for path in decisions]
+    assert numbers == sorted(set(numbers))
+    assert [path.read_text(encoding="utf-8")[:7] for path in decisions] == [f"# {number}: " for number in numbers]
+
+
 def test_the_api_page_has_every_public_name_once() -> None:
     import dovetail as dt
 
