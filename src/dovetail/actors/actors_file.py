@@ -55,14 +55,8 @@ if TYPE_CHECKING:
 EXAMPLE_ROLE = {"name": "trainer", "cls": "my_package.my_module:Trainer"}
 EXAMPLE_FILE = {"roles": [EXAMPLE_ROLE]}
 EXAMPLE_POOL = {"labels": {"pool": "gpu"}}
-OBJECTS: dict[str, tuple[type, object]] = {
-    "together": (Together, "train"),
-    "affinity": (Affinity, {"near": ["trainer"]}),
-    "restart": (Restart, "always"),
-    "health": (Health, {"failure_threshold": 5}),
-    "scale": (Scale, {"target": 4}),
-}
-"""Keys of a role whose value is a mapping in a file and an object in Python, with an example."""
+OBJECTS = {"together": Together, "affinity": Affinity, "restart": Restart, "health": Health, "scale": Scale}
+"""Keys of a role whose value is a mapping in a file and an object in Python."""
 MAY_BE_TEXT = ("together", "restart")
 
 ROLES = list_of(replace(record_type(ROLE, EXAMPLE_ROLE), schema={"$ref": "#/$defs/role"}), "a list of [roles](#role)")
@@ -186,8 +180,8 @@ class _ActorsFileReader(FileReader):
         called = f"role {name!r}" if isinstance(name, str) else dotted_path("", path)
         if values.get("resources") is not None:
             values["resources"] = self.resources((*path, "resources"), values["resources"], called)
-        for key, (kind, example) in OBJECTS.items():
-            value = values.get(key)
+        for key, kind in OBJECTS.items():
+            value, example = values.get(key), ROLE.by_name[key].type.example
             if value is None or (isinstance(value, str) and key in MAY_BE_TEXT):
                 continue
             if isinstance(value, Mapping) or key not in MAY_BE_TEXT:

@@ -1,4 +1,4 @@
-"""Declaration of the fields of roles, pools, colocation, scaling and restarts."""
+"""Declaration of the fields of roles, pools, colocation, scaling and restarts. Pure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,21 @@ from dovetail.documents.fields import (
 )
 from dovetail.errors import Expression, ObjectSource, nearest_word, python_literal
 from dovetail.pipeline.durations import DURATION
-from dovetail.pipeline.stage_fields import ENV, NAME, RUN_PATTERN, RUNTIME_ENV, SLOTS_LIMIT, WORKERS_LIMIT
-from dovetail.resources.resources import CPUS_LIMIT, GPUS_LIMIT, RANKS_LIMIT, Resources, amount, size
+from dovetail.pipeline.stage_fields import (
+    ENV,
+    NAME,
+    RESOURCES_VALUE,
+    RUN_PATTERN,
+    RUNTIME_ENV,
+    SLOTS_LIMIT,
+    WORKERS_LIMIT,
+)
+from dovetail.resources.resources import CPUS_LIMIT, GPUS_LIMIT, RANKS_LIMIT, amount, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dovetail.documents.fields import Schema
     from dovetail.errors import Problem
 
 BAD_ROLE = "DT501"
@@ -66,20 +75,31 @@ def _workers_mistakes(workers: object) -> Iterator[Mistake]:
         yield WrongValue(workers, WORKERS_TEXT, "is not a whole number, or (minimum, maximum)", (1, (1, 4)))
 
 
-def _resources_mistakes(value: object) -> Iterator[Mistake]:
-    if not isinstance(value, Resources):
-        yield WrongValue(value, "a dt.Resources", instead=(ObjectSource("dt.Resources(cpus=1)", {"cpus": 1}),))
+def _object_type(
+    kind: type,
+    example: object,
+    words: tuple[str, ...] | None = (),
+    words_text: str = "",
+    words_schema: Schema | None = None,
+) -> Type:
+    """Type of a value that is an object of this class in Python and its mapping in a file, or one of some words (None:
+    any text)."""
+    record = RECORDS[kind]
+    name = record.title.lower()
+    prefix = f"{words_text}, or " if words_text else ""
+    defaults = {one.name: one.default for one in record.fields}
+    shown = _constructor(record, {**defaults, **example}) if isinstance(example, Mapping) else example
 
+    def mistakes(value: object) -> Iterator[Mistake]:
+        if isinstance(value, kind):
+            yield from _inner_mistakes(value)
+        elif not isinstance(value, str) or not value or (words is not None and value not in words):
+            near = nearest_word(value, words) if isinstance(value, str) and words else None
+            yield WrongValue(value, f"{prefix}a dt.{record.title}", instead=(near or shown,))
 
-def _object_mistakes(
-    value: object, kind: type, text: str, example: object, words: tuple[str, ...] | None
-) -> Iterator[Mistake]:
-    """Mistakes of a value that is an object of a class, or one of some words (None: any text)."""
-    if isinstance(value, kind):
-        yield from _inner_mistakes(value)
-    elif not isinstance(value, str) or not value or (words is not None and value not in words):
-        near = nearest_word(value, words) if isinstance(value, str) and words else None
-        yield WrongValue(value, text, instead=(near or example,))
+    text = f"{prefix}{'an' if name[0] in 'aeiou' else 'a'} [{name}](#{name})"
+    schema = {"anyOf": [words_schema, record.schema()]} if words_schema else record.schema()
+    return Type(text, example, schema, mistakes)
 
 
 def _inner_mistakes(value: object) -> Iterator[Mistake]:
@@ -105,36 +125,6 @@ def object_source(value: Affinity | Together) -> ObjectSource:
     return _constructor(record, {name: getattr(value, name) for name in record.names})
 
 
-def _together_mistakes(value: object) -> Iterator[Mistake]:
-    yield from _object_mistakes(value, Together, "a group, or a dt.Together", "train", None)
-
-
-def _restart_mistakes(value: object) -> Iterator[Mistake]:
-    yield from _object_mistakes(value, Restart, "always, never, fail, or a dt.Restart", "always", RESTART_POLICIES)
-
-
-def _health_mistakes(value: object) -> Iterator[Mistake]:
-    if isinstance(value, Health):
-        yield from _inner_mistakes(value)
-    else:
-        example = {"failure_threshold": 5}
-        yield WrongValue(value, "a dt.Health", instead=(ObjectSource("dt.Health(failure_threshold=5)", example),))
-
-
-def _scale_mistakes(value: object) -> Iterator[Mistake]:
-    if isinstance(value, Scale):
-        yield from _inner_mistakes(value)
-    else:
-        yield WrongValue(value, "a dt.Scale", instead=(ObjectSource("dt.Scale(target=4)", {"target": 4}),))
-
-
-def _affinity_mistakes(value: object) -> Iterator[Mistake]:
-    if isinstance(value, Affinity):
-        yield from _inner_mistakes(value)
-    else:
-        yield WrongValue(value, "a dt.Affinity", instead=(object_source(Affinity(near=["trainer"])),))
-
-
 def _is_signal(value: object) -> bool:
     return callable(value) or (isinstance(value, str) and re.fullmatch(SIGNAL_PATTERN, value) is not None)
 
@@ -155,7 +145,6 @@ WORKER_COUNT = whole(1, WORKERS_LIMIT)
 _RANGE_SCHEMA = {"type": "array", "items": WORKER_COUNT.schema, "minItems": 2, "maxItems": 2}
 CLASS = Type(CLASS_TEXT, CLASS_EXAMPLE, {"type": "string", "pattern": RUN_PATTERN}, _class_mistakes)
 WORKERS = Type(WORKERS_TEXT, 1, {"anyOf": [WORKER_COUNT.schema, _RANGE_SCHEMA]}, _workers_mistakes)
-RESOURCES_VALUE = Type("[resources](#resources)", {"cpus": 1}, {"$ref": "#/$defs/resources"}, _resources_mistakes)
 PLACEMENT = predicate(PLACEMENT_TEXT, True, {"enum": [True, False, "strict"]}, _is_placement)
 NAMES = list_of(NAME, "a list of names")
 ARGUMENTS = predicate("a list", [], {"type": "array"}, _is_arguments)
@@ -209,7 +198,7 @@ SCALE = record_of(
         Field(
             "signal",
             SIGNAL,
-            "Calls outstanding per instance, or a method that returns a number: of the role, or role.method.",
+            "Calls that are outstanding per instance, or a method that returns a number: of the role, or role.method.",
         ),
         Field("inverse", flag(False), "A higher signal means fewer workers."),
         Field("tolerance", number(0, 1), "Share of the target within which nothing changes."),
@@ -239,18 +228,13 @@ HEALTH = record_of(
     ),
 )
 RECORDS = {Affinity: AFFINITY, Together: TOGETHER, Pool: POOL, Scale: SCALE, Restart: RESTART, Health: HEALTH}
-TOGETHER_VALUE = Type(
-    "a group, or a [together](#together)", "train", {"anyOf": [NAME.schema, TOGETHER.schema()]}, _together_mistakes
+TOGETHER_VALUE = _object_type(Together, "train", None, "a group", NAME.schema)
+RESTART_VALUE = _object_type(
+    Restart, "always", RESTART_POLICIES, "always, never, fail", {"enum": list(RESTART_POLICIES)}
 )
-RESTART_VALUE = Type(
-    "always, never, fail, or a [restart](#restart)",
-    "always",
-    {"anyOf": [{"enum": list(RESTART_POLICIES)}, RESTART.schema()]},
-    _restart_mistakes,
-)
-AFFINITY_VALUE = Type("an [affinity](#affinity)", {"near": ["trainer"]}, AFFINITY.schema(), _affinity_mistakes)
-HEALTH_VALUE = Type("a [health](#health)", {"failure_threshold": 5}, HEALTH.schema(), _health_mistakes)
-SCALE_VALUE = Type("a [scale](#scale)", {"target": 4}, SCALE.schema(), _scale_mistakes)
+AFFINITY_VALUE = _object_type(Affinity, {"near": ["trainer"]})
+HEALTH_VALUE = _object_type(Health, {"failure_threshold": 5})
+SCALE_VALUE = _object_type(Scale, {"target": 4})
 
 ROLE = record_of(
     Role,

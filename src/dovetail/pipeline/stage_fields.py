@@ -27,7 +27,7 @@ from dovetail.documents.fields import (
     setting_problem,
     whole,
 )
-from dovetail.errors import UNSET, Change, Expression, Problem, Subject, did_you_mean, nearest_word, short_repr
+from dovetail.errors import UNSET, Change, ObjectSource, Problem, Subject, did_you_mean, nearest_word, short_repr
 from dovetail.pipeline.durations import DURATION, DURATION_TEXT_SCHEMA
 from dovetail.pipeline.error_policy import FINAL_ACTIONS, RETRY, Retry
 from dovetail.pipeline.failure_rules import ANY_EXCEPTION, FAILURE_ACTIONS
@@ -139,7 +139,7 @@ def _similar_run(text: str) -> str:
 
 def _resources_mistakes(value: object) -> Iterator[Mistake]:
     if not isinstance(value, Resources):
-        yield WrongValue(value, "a dt.Resources", instead=(Expression("dt.Resources(cpus=1)"),))
+        yield WrongValue(value, "a dt.Resources", instead=(ObjectSource("dt.Resources(cpus=1)", {"cpus": 1}),))
 
 
 def _workers_mistakes(workers: object) -> Iterator[Mistake]:
