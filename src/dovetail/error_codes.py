@@ -605,7 +605,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     (
         "DT504",
         2,
-        "Roles that are together disagree: counts, pools, labels, mode, or the order in which they start.",
+        "Colocated roles (`together`) have contradicting settings: counts, pools, labels, mode, or start order.",
         "Give them the same values, or remove `together` from one of them.",
     ),
     (
@@ -623,15 +623,15 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     (
         "DT507",
         2,
-        "The call pattern of a simulation names what does not exist, or lacks a service time.",
+        "The call pattern of a simulation names a role or method that does not exist, or lacks a service time.",
         "Correct the key `simulate` at the line that the message names.",
     ),
     (
         "DT520",
         1,
         "An instance of an actor died during a call, or is dead or stopped.",
-        "See why in `live.status()` and in its log. Methods that may run twice: mark them with `@dt.idempotent` and "
-        "call them with `options(retries=2)`.",
+        "`live.status()` and its log have the reason. Mark methods that may run twice with `@dt.idempotent`, and call "
+        "them with `options(retries=2)`.",
     ),
     ("DT521", 1, "A call of an actor was not answered before its deadline.", "Raise the deadline, or the slots."),
     (
@@ -706,8 +706,8 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     (
         "DT614",
         1,
-        "A job did not finish in the time that its caller waits. The job continues.",
-        "Wait longer, or see in the message why it waits.",
+        "A job did not finish within the timeout of its caller. The job continues.",
+        "Wait longer; the message has the reason if no worker can run the job.",
     ),
     (
         "DT615",
@@ -718,7 +718,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     (
         "DT616",
         3,
-        "No worker that is running can ever run a job: none serves its queue, or none has what it needs.",
+        "No running worker can ever run a job: none serves its queue, or none has the resources it needs.",
         "Request less, or start a worker for the queue on a machine that has it.",
     ),
     (
@@ -746,7 +746,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     (
         "DT622",
         2,
-        "A worker is to use a GPU that this machine does not have, or that is not visible.",
+        "A worker is set to use a GPU that this machine does not have, or that is not visible.",
         "Check nvidia-smi and CUDA_VISIBLE_DEVICES, correct GPU_DEVICE, or set USE_GPU=false.",
     ),
     (
@@ -771,8 +771,8 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
     (
         "DT630",
         2,
-        "A model is asked for in a wrong way: key, size or device are invalid, the job runs in a process of its own, "
-        "or it runs in an event loop, which a load would block.",
+        "A request for a model is invalid: its key, size or device, or the isolation of the job (a process of its own, "
+        "or an event loop, which a load would block).",
         "Use isolation `warm_process` or `thread`, and `await models.get_async(...)` in coroutines.",
     ),
     (
@@ -789,7 +789,7 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "`--runs`.",
         "Start the worker with `--runs` and the folder, or move the file.",
     ),
-    ("DT636", 2, "An argument of a run or backfill that is to be a job is invalid.", _SEE_MESSAGE),
+    ("DT636", 2, "An argument of a run or backfill that is submitted as a job is invalid.", _SEE_MESSAGE),
     (
         "DT637",
         1,

@@ -140,7 +140,7 @@ def test_a_detached_system_that_does_not_start_reports_its_error(folder: Path) -
     [
         (("status",), "no actor system was started yet"),
         (("down", "rl"), "there is no run 'rl'"),
-        (("scale", "rl"), "which role"),
+        (("scale", "rl"), "no role and number"),
         (("scale", "rollout=many", "pool=2"), "not ROLE=N: 'rollout=many'"),
         (("up", "gone.yaml"), "gone.yaml"),
         (("up", "actors.yaml", "--deadline", "-1"), "'-1' is not a time such as"),

@@ -392,7 +392,7 @@ def test_finished_jobs_are_purged_by_age_and_size(place: Place) -> None:
         place.complete(claimed, Outcome.SUCCEEDED, result=b"1" * 1000, encoding="json")
     assert place.said("purge", "--older-than", "1h") == "removed 0 jobs, 0B\n"
     assert json.loads(place.ok("purge", "--keep", "1500B", "--yes", "--json"))["jobs"] == 1
-    assert "which jobs should be removed?" in place.fails("purge")
+    assert "no option selects the jobs to remove" in place.fails("purge")
     assert "stdin is not a terminal" in place.fails("purge", "--all")
     assert "--keep" in place.fails("purge", "--keep", "much", "--yes")
     assert "removed 1 job" in place.said("purge", "--all", "--yes")

@@ -68,7 +68,7 @@ def test_it_is_ready_while_the_store_answers() -> None:
     [
         (("--host", "0.0.0.0"), 2, "fix  export DOVETAIL_TOKEN="),
         (("--queue-url", "redis://127.0.0.1:1/0"), 5, "error[DT660]"),
-        ((), 2, "which queue?"),
+        ((), 2, "no queue: "),
     ],
 )
 def test_what_is_wrong_is_one_clear_error(tmp_path: Path, words: tuple[str, ...], code: int, text: str) -> None:

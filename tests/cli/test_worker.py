@@ -190,7 +190,7 @@ def test_all_mistakes_are_one_error(place: Place) -> None:
     ("words", "variables", "code", "texts"),
     [
         ((), {}, 2, ("this worker could run nothing", "fix  --app pkg.module")),
-        (("--app", "tasks"), {"DOVETAIL_QUEUE": ""}, 2, ("which queue?", "--queue-url sqlite:///jobs.db")),
+        (("--app", "tasks"), {"DOVETAIL_QUEUE": ""}, 2, ("no queue: ", "--queue-url sqlite:///jobs.db")),
         (("--app", "tasks", "--queue", "jobs.db"), {}, 2, ("error[DT601]", "--queue-url sqlite:///jobs.db")),
         (("--app", "tasks", "--queue", "redis://127.0.0.1:1/0"), {}, 5, ("error[DT660]",)),
         (("--app", "tasks"), {"MAX_CONCURRENT_JOBS": "many"}, 2, ("MAX_CONCURRENT_JOBS=many", "export MAX_")),

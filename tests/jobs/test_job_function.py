@@ -221,7 +221,7 @@ def test_everything_that_is_wrong_with_an_application_is_reported(folder: Path) 
     for text, parts in zip(found, expected, strict=True):
         for part in parts:
             assert part in text
-    assert "no module of functions is given" in problems_of([])[0]
+    assert "no module with job functions is given" in problems_of([])[0]
 
 
 # --- the current job

@@ -150,5 +150,5 @@ def test_the_ranks_of_a_gang_form_a_process_group_of_torch(queue: Queue) -> None
 
 
 def test_a_gang_needs_processes(queue: Queue) -> None:
-    with pytest.raises(ConfigError, match="isolation='thread' is not for gangs"):
+    with pytest.raises(ConfigError, match="isolation='thread' cannot run a gang"):
         submit(queue, "add", 1, isolation="thread")

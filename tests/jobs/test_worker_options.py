@@ -136,7 +136,7 @@ def test_the_device_is_an_index_or_the_start_of_a_uuid() -> None:
 
 def test_a_gpu_worker_on_a_machine_without_gpus_is_an_error() -> None:
     node = Cluster.parse("4cpu").nodes[0]
-    with pytest.raises(ConfigError, match=r"this machine has none(.|\n)*fix  use_gpu=False"):
+    with pytest.raises(ConfigError, match=r"this machine has no usable one(.|\n)*fix  use_gpu=False"):
         chosen_cards(node, worker_options({}, {"USE_GPU": "1"}))
 
 

@@ -1,4 +1,4 @@
-"""The plan of an actor system: how many instances of each role, on which nodes, and what is left."""
+"""The plan of an actor system: how many instances of each role, on which nodes, and what is left. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_NODES_SHOWN = 4
 
 @dataclass(frozen=True)
 class PlannedProcess:
-    """One process of the system, or one gang: its place and the instances that it hosts."""
+    """One process or gang of the system: its seats and the instances that it hosts."""
 
     template: ProcessTemplate
     seats: Seats
@@ -39,7 +39,7 @@ class PlannedProcess:
 
 @dataclass(frozen=True)
 class ActorPlan:
-    """Where every instance of an actor system goes, before anything starts."""
+    """Placement of every instance of an actor system, computed before anything starts."""
 
     name: str
     cluster: Cluster
@@ -53,7 +53,7 @@ class ActorPlan:
     gpus: int
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What colocation costs and saves."""
+    """Notes on what colocation costs and saves."""
 
     @property
     def workers(self) -> dict[str, int]:
@@ -103,9 +103,10 @@ def plan_bundles(
     ledger: Ledger,
     notes: Sequence[str] = (),
 ) -> ActorPlan:
-    """Place the minimum of every bundle, then what fits beyond it; InfeasibleError names the roles that do not fit.
+    """Place the minimum of every bundle, then as many as fit beyond it.
 
-    The ledger is changed: it contains the seats of the plan afterwards."""
+    Raises InfeasibleError with the roles that do not fit. The ledger contains the seats of the plan afterwards.
+    """
     before = ledger.copy()
     placer = BundlePlacer(ledger, bundles, pools)
     placed = _place_minimum(placer, bundles, before, pools)
@@ -148,7 +149,8 @@ def _place_minimum(
 
 
 def _in_placement_order(bundles: Sequence[Bundle]) -> list[Bundle]:
-    """The most difficult first; bundles near others after these."""
+    """Bundles in the order of placement: the most difficult ones first, bundles with `near` after the roles that they
+    name."""
 
     def difficulty(bundle: Bundle) -> tuple[object, ...]:
         hardest = max(placement_difficulty(shape) for shape in bundle_shapes(bundle))
@@ -158,7 +160,7 @@ def _in_placement_order(bundles: Sequence[Bundle]) -> list[Bundle]:
 
 
 def _place_more(placer: BundlePlacer, bundles: Sequence[Bundle], placed: dict[str, list[PlacedBundle]]) -> None:
-    """One more of each bundle that may grow, in turn, until nothing fits."""
+    """Add one of each bundle that may grow, in turn, until nothing fits."""
     growing = [bundle for bundle in bundles if bundle.grows_by_plan]
     while growing:
         growing = [bundle for bundle in growing if len(placed[bundle.name]) < bundle.high]
@@ -289,7 +291,7 @@ def _warnings(placed: Sequence[PlacedBundle], ledger: Ledger, idle: int, cards: 
 
 
 def _gpu_node_warnings(placed: Sequence[PlacedBundle], ledger: Ledger) -> Iterator[str]:
-    """Roles without GPUs that take the CPUs beside GPUs, in a cluster that has other nodes."""
+    """Warnings about roles without GPUs that take CPUs of GPU nodes, in a cluster that has other nodes."""
     nodes = ledger.cluster.nodes
     with_gpus = {node.name for node in nodes if node.gpus}
     if len(with_gpus) == len(nodes):

@@ -58,7 +58,7 @@ class ActorSystem:
 
     @classmethod
     def from_dict(cls, data: object) -> ActorSystem:
-        """A system from the data of an actors file."""
+        """Create a system from the data of an actors file."""
         parsed = parse_actors_data(data)
         if parsed.problems:
             raise ConfigError(parsed.problems)
@@ -75,15 +75,16 @@ class ActorSystem:
         raise KeyError(f"there is no role {name!r}{did_you_mean(name, [role.name for role in self.roles])}")
 
     def plan(self, cluster: Cluster | str = "auto") -> ActorPlan:
-        """Where every instance goes; InfeasibleError if the minimum of all roles does not fit. Starts nothing."""
+        """Plan the placement of every instance. Raises InfeasibleError if the minimum of all roles does not fit. Starts
+        nothing."""
         return self.plan_on(Ledger(Cluster.of(cluster)))
 
     def plan_on(self, ledger: Ledger) -> ActorPlan:
-        """The plan on what is free in a ledger, which contains its seats afterwards."""
+        """Plan with the free resources of a ledger, which contains the seats of the plan afterwards."""
         return plan_bundles(self.name, self.roles, self.bundles, self.pools, ledger, self._colocation_lines())
 
     def validate(self, cluster: Cluster | str = "auto") -> list[Problem]:
-        """Everything that is wrong on this cluster; an empty list if the system fits."""
+        """All problems of the system on this cluster; an empty list if it fits."""
         try:
             self.plan(cluster)
         except InfeasibleError as error:
@@ -137,7 +138,7 @@ class ActorSystem:
         return self.simulation
 
     def _colocation_lines(self) -> list[str]:
-        """What colocation in one process saves."""
+        """Notes on what colocation in one process saves."""
         lines = []
         for bundle in self.bundles:
             for template, _ in bundle.processes:

@@ -1,4 +1,4 @@
-"""Routing of calls to instances: where each goes, what waits for a restart, and what is called again.
+"""Routing of calls to instances: destination, waiting for restarts, and retries.
 
 The driver and every worker have a router; `send` is the call of the engine or of the worker. A worker has another
 number after every restart, so the results of an earlier incarnation never arrive as those of a later one.
@@ -29,7 +29,7 @@ LOST, LATE = "DT520", "DT521"
 
 
 class SendCall(Protocol):
-    """`Engine.call_with`, or the same of a worker."""
+    """Port for sending calls: `Engine.call_with`, or its counterpart in a worker."""
 
     def __call__(
         self, options: CallOptions, worker: int, hosted: str, method: str, /, *args: Any, **named: Any
@@ -37,7 +37,7 @@ class SendCall(Protocol):
 
 
 class CallHere(NamedTuple):
-    """Calls of the objects of this process."""
+    """Port for direct calls of objects in this process."""
 
     worker: int
     rank: int
@@ -50,7 +50,7 @@ class CallSettings(NamedTuple):
 
     deadline_s: float | None = None
     retries: int = 0
-    """Times that an idempotent method is called again after its instance died."""
+    """Number of times that an idempotent method is called again after its instance died."""
 
 
 class CallFuture(Future[Any]):
@@ -59,7 +59,7 @@ class CallFuture(Future[Any]):
     def __init__(self) -> None:
         super().__init__()
         self.sent: Future[Any] | None = None
-        """The call at the engine; None: it waits for its instance."""
+        """The future of the engine; None while the call waits for its instance."""
 
     def result(self, timeout: float | None = None) -> Any:
         return super().result(self._wait(timeout))
@@ -100,7 +100,7 @@ class CallFutures:
         self._futures = tuple(futures)
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """All results; raises the first error. `timeout` is for all of them together."""
+        """All results; raises the first error. `timeout` limits the wait for all of them together."""
         end = None if timeout is None else time.monotonic() + timeout
         return [future.result(None if end is None else max(0.0, end - time.monotonic())) for future in self._futures]
 
@@ -128,7 +128,7 @@ class CallFutures:
 
 
 class Call:
-    """One call on its way."""
+    """A call in progress."""
 
     __slots__ = (
         "args",
@@ -164,9 +164,9 @@ class Call:
         self.retries = settings.retries
         self.future = CallFuture()
         self.worker = -1
-        """The worker that it was sent to last."""
+        """The worker to which it was sent last."""
         self.lost_workers: frozenset[int] = frozenset()
-        """Workers that were lost with it, or before it was sent."""
+        """Workers that were lost while they had the call, or before it was sent."""
         self.timer: Timer | None = None
 
     def finish(self, value: Any) -> None:
@@ -246,7 +246,7 @@ class CallRouter:
         return self._directory.roles[role].instances[index]
 
     def update(self, directory: Directory) -> None:
-        """Use a newer directory: calls that waited for an instance are sent, or fail if it is dead."""
+        """Install a newer directory: calls that waited for an instance are sent, or fail if it is dead."""
         if directory.version <= self._directory.version:
             return
         self._directory = directory
@@ -262,7 +262,7 @@ class CallRouter:
                     self._follow(call, calls, future)
 
     def close(self, reason: str) -> None:
-        """Accept no more calls; those that wait fail."""
+        """Reject further calls; waiting ones fail."""
         self._closed_reason = self._closed_reason or reason
         for calls in list(self._calls.values()):
             with calls.lock:
@@ -273,7 +273,7 @@ class CallRouter:
     # --- choice of an instance
 
     def indices(self, role: str) -> list[int]:
-        """Instances that are part of the system; a dead one is, until it is removed."""
+        """Instances that are part of the system, including dead ones that were not removed."""
         instances = self._directory.roles[role].instances
         return [index for index, one in enumerate(instances) if one.hosted and one.state is not InstanceState.DRAINING]
 
@@ -306,11 +306,11 @@ class CallRouter:
         return self._any_instance(role)
 
     def _any_instance(self, role: str) -> int:
-        """All are dead: the error names one of them."""
+        """Any instance, for the error message when all of them are dead."""
         return next(iter(self.indices(role)), 0)
 
     def outstanding(self, role: str, index: int) -> int:
-        """Calls of this router that are not finished."""
+        """Number of unfinished calls of this router."""
         calls = self._calls.get((role, index))
         return 0 if calls is None else calls.outstanding + len(calls.waiting)
 
@@ -328,7 +328,7 @@ class CallRouter:
         address = instances[index]
         if address.worker != here.worker or rank != here.rank or self._closed_reason or not address.is_expected:
             return None
-        if len(instances) == 1:  # nothing to choose from by load
+        if len(instances) == 1:  # there is only one instance, so the load does not matter
             return here.call(address.hosted, method, args, named)
         calls = self._calls.get((role, index))
         if calls is None:
@@ -389,7 +389,7 @@ class CallRouter:
             call.fail(sent)
 
     def _can_move(self, call: Call) -> bool:
-        """Whether another instance can take a call that was not sent."""
+        """Whether another instance may take a call that was not sent."""
         return call.choose is not None and self.address(call.role, call.choose()).is_expected
 
     def _on_done(self, call: Call, calls: InstanceCalls, sent: Future[Any]) -> None:
@@ -424,7 +424,7 @@ class CallRouter:
         return address.is_expected and address.worker is not None and address.worker not in call.lost_workers
 
     def _on_lost(self, call: Call) -> None:
-        """The instance died during the call: whether the method ran to its end is unknown."""
+        """Handle a call whose instance died: it is unknown whether the method completed."""
         if call.retries > 0 and call.method in self.entry(call.role).methods.idempotent and not call.future.done():
             call.retries -= 1
             self._send_again(call)

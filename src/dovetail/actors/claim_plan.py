@@ -1,4 +1,4 @@
-"""The plan of an actor system in the form in which runs claim resources, and back."""
+"""The plan of an actor system in the form in which runs claim resources, and back. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MODE = "actors"
 
 
 def to_claim_plan(plan: ActorPlan, bundles: Sequence[Bundle]) -> Plan:
-    """One unit per kind of process: its minimum is what the system needs to begin, and no more than its maximum is
-    used."""
+    """Units for a claim, one per kind of process, with the minimum that the system needs to start and the maximum that
+    it can use."""
     units, seats = [], {}
     for bundle in bundles:
         for template, per_bundle in bundle.processes:
@@ -59,7 +59,7 @@ def to_claim_plan(plan: ActorPlan, bundles: Sequence[Bundle]) -> Plan:
 
 
 def planned_processes(plan: Plan, bundles: Sequence[Bundle]) -> list[PlannedProcess]:
-    """The processes of a plan that was granted, with the index of each instance."""
+    """The processes of a granted plan, with the index of each instance."""
     found = []
     for bundle in bundles:
         for template, _ in bundle.processes:

@@ -1,4 +1,4 @@
-"""Colocation: the processes in which roles run, and the bundles of processes that must be on one node."""
+"""Colocation: the processes in which roles run, and the bundles of processes that must be on one node. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Bundle:
     low: int
     high: int
     grows_by_plan: bool
-    """Whether a plan adds bundles beyond `low` where they fit; otherwise scaling does while the system runs."""
+    """Whether a plan adds bundles beyond `low` if they fit; otherwise scaling adds them while the system runs."""
     pool: str | None
     spread: bool | str
     pack: bool | str
@@ -98,7 +98,7 @@ def start_cycles(roles: Sequence[Role]) -> list[Problem]:
 
 
 def make_bundles(roles: Sequence[Role], pools: Mapping[str, Pool]) -> tuple[list[Bundle], list[Problem]]:
-    """The bundles of all roles, in the order of the roles; and problems of groups, which have no bundle."""
+    """The bundles of all roles, in the order of the roles, and the problems of groups that therefore have no bundle."""
     bundles, problems = [], []
     for members in _by_group(roles):
         together = members[0].colocation
@@ -174,8 +174,8 @@ def _template(
 
 
 def combine_resources(parts: Sequence[tuple[Resources, int]], share: str) -> Resources:
-    """Resources of one process with several roles, each with its number of instances; ResourceError if there is no
-    such process."""
+    """Resources of one process with several roles, each with its number of instances. Raises ResourceError if such a
+    process is impossible."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
 
@@ -206,7 +206,7 @@ def combine_resources(parts: Sequence[tuple[Resources, int]], share: str) -> Res
 
 
 def _group_problems(members: list[Role], together: Together) -> list[Problem]:
-    """Settings on which the roles of a group must agree, and do not."""
+    """Problems of settings on which the roles of a group must agree, but do not."""
     problems = []
     group, first = together.group, members[0]
     if any(role.colocation != together for role in members):

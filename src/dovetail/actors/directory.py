@@ -1,4 +1,4 @@
-"""Directory of an actor system: which worker hosts each instance at present, and which methods each role has.
+"""Directory of an actor system: which worker hosts each instance at present, and which methods each role has. Pure.
 
 The driver and every worker have a copy. Workers import this module, so it imports little.
 """
@@ -32,7 +32,7 @@ class InstanceState(Enum):
 
 
 class InstanceAddress(NamedTuple):
-    """Where calls to one instance go."""
+    """Address of one instance for calls."""
 
     state: InstanceState
     worker: int | None
@@ -52,7 +52,8 @@ class RoleMethods(NamedTuple):
     """Methods of the class of a role."""
 
     names: frozenset[str] | None
-    """None: unknown, because the class is made by a function or cannot be imported by the driver."""
+    """Names of the methods; None if they are unknown, because a function makes the object or the driver cannot import
+    the class."""
     idempotent: frozenset[str] = frozenset()
 
     @classmethod
@@ -85,7 +86,7 @@ class Directory(NamedTuple):
 
 
 class WorkerContext(NamedTuple):
-    """What the objects of one worker know of their system (`StartWorker.context`, pickled)."""
+    """Data about the system for the objects of one worker (`StartWorker.context`, pickled)."""
 
     system: str
     instances: Mapping[str, tuple[str, int]]

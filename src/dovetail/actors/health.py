@@ -23,14 +23,15 @@ class HealthLimits(NamedTuple):
 
 
 class HealthChecked(NamedTuple):
-    """Event: the outcome of a health check, or an instance that does not answer."""
+    """Event: the outcome of a health check, or an instance that does not respond."""
 
     worker: int
     instance: tuple[str, int]
     problem: str
-    """Empty: healthy."""
+    """Problem of the instance; empty if it is healthy."""
     counts: bool = True
-    """False: the class has no `health`, so the instance is degraded, but never restarted for it."""
+    """Whether the class has a method `health`. Without one, an instance that does not respond is degraded, but not
+    restarted."""
 
 
 class UnhealthyInstance(NamedTuple):

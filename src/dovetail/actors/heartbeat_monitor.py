@@ -1,4 +1,4 @@
-"""Heartbeats of a live system: the figures of every instance and its health checks, without waiting for answers.
+"""Heartbeats of a live system: figures and health checks of every instance, collected without blocking.
 
 Thread: `on_step` in the loop, answers in threads of the engine, `request_figures` in any.
 """
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 2.0
 CLOSE_TIMEOUT_S = 0.5
 LATE_HEARTBEATS = 3
-"""Heartbeats without an answer after which an instance without `health` is degraded."""
+"""Number of heartbeats without an answer after which an instance without `health` is degraded."""
 
 
 FIGURES = ("calls", "failed", "busy_s")
-"""Figures of one incarnation that are added up."""
+"""Figures of an incarnation that are summed."""
 
 
 class FigureTotals(NamedTuple):
@@ -43,14 +43,14 @@ class FigureTotals(NamedTuple):
     calls: int = 0
     failed: int = 0
     busy_s: float = 0.0
-    """Time in which an instance executed at least one call, of all instances together."""
+    """Time in which an instance executed at least one call, summed over all instances."""
 
     def plus(self, figures: Mapping[str, Any]) -> FigureTotals:
         return FigureTotals(*(mine + figures.get(name, 0) for name, mine in zip(FIGURES, self, strict=True)))
 
 
 class FigureRequest:
-    """Request for figures that are not older than itself."""
+    """Request for figures that are at least as new as the request."""
 
     def __init__(self) -> None:
         self._is_sent = ThreadEvent()
@@ -58,7 +58,7 @@ class FigureRequest:
         self._answers = Semaphore(0)
 
     def on_sent(self, asked: Sequence[Future[Any]]) -> None:
-        """The callbacks that store the answers were added before: they run first."""
+        """Called after the callbacks that store the answers, which were added before."""
         self._asked = len(asked)
         for future in asked:
             future.add_done_callback(lambda _: self._answers.release())
@@ -94,10 +94,10 @@ class Heartbeat:
         self.figures: Mapping[str, Any] = {}
         self.check_due_at = now
         self.check_open_at: float | None = None
-        """When the check began whose outcome is not known yet."""
+        """Start of the check whose outcome is not known yet."""
         self.is_unhealthy = False
         self.is_draining = False
-        """Whether it was asked for the last time."""
+        """Whether its last question was sent."""
         self.is_open = False
         """Whether a question is not answered yet."""
 
@@ -129,7 +129,7 @@ class HeartbeatMonitor:
         self._requests: deque[FigureRequest] = deque()
 
     def request_figures(self) -> FigureRequest:
-        """Ask all instances in the next step of the loop, which the caller wakes up."""
+        """Ask all instances in the next step of the loop, which the caller must wake."""
         request = FigureRequest()
         self._requests.append(request)
         return request
@@ -152,7 +152,7 @@ class HeartbeatMonitor:
                 self._requests.popleft().on_sent(asked)
 
     def ask_all(self, now: float) -> list[Future[Any]]:
-        """Ask all instances that are ready and have answered the last time, and those that begin to drain."""
+        """Ask all ready instances without an open question, and those that begin to drain."""
         asked, current = [], {}
         for process in self._controller.processes:
             is_draining = process.state is InstanceState.DRAINING
@@ -211,7 +211,8 @@ class HeartbeatMonitor:
             self._post(beat, instance, f"has not answered for {silent_s:.0f} s", counts=has_health)
 
     def _has_health(self, beat: Heartbeat, role: str) -> bool:
-        """By the class if it is known: an instance can become silent before its first answer."""
+        """Whether the class of an instance has `health`; known from the class if possible, because an instance can
+        become silent before its first answer."""
         names = self._controller.directory.roles[role].methods.names
         return beat.has_health or (names is not None and "health" in names)
 

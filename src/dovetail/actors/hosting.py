@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 LATENCIES_KEPT = 512
 RATE_WINDOW_S = 10.0
 QUICK_HEALTH_S = 0.05
-"""Time for which an answer waits for a check; slower ones are reported with a later heartbeat."""
+"""Time for which an answer waits for a health check; the outcome of a slower check is reported with a later
+heartbeat."""
 
 
 class CallRecord:
@@ -40,7 +41,7 @@ class CallRecord:
         self._running: dict[int, tuple[str, float]] = {}
         self._next = 0
         self._finished: deque[tuple[float, float]] = deque(maxlen=LATENCIES_KEPT)
-        """(end, seconds) of the last calls."""
+        """(end, seconds) of the latest calls."""
         self.calls = 0
         self.failed = 0
         self._busy_s = 0.0
@@ -95,7 +96,7 @@ class HostedActor:
     control calls, which do not wait for a slot."""
 
     def __init__(self, cls: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Made by the driver and pickled; the rest is made by `setup`."""
+        """Created by the driver and pickled; `setup` initialises the rest in the worker."""
         self._make = cls
         self._args, self._kwargs = args, kwargs
         self._name = ""
@@ -106,7 +107,7 @@ class HostedActor:
         self._router: CallRouter
 
     def setup(self, worker: Worker) -> None:
-        """The object is made here and not before, so that it can have `worker` in its own setup."""
+        """Create the object in the worker, and call its `setup(worker)`."""
         context: WorkerContext = pickle.loads(worker.context)  # noqa: S301 - from our driver
         role, worker.index = context.instances[worker.unit]
         worker.incarnation = context.incarnation
@@ -244,7 +245,7 @@ class HealthCheck:
         return self._done.is_set()
 
     def problem(self, timeout_s: float) -> str | None:
-        """What is wrong; empty: nothing; None: not known yet."""
+        """The problem that the check found; empty if there is none, None if the outcome is not known yet."""
         if self._done.wait(min(timeout_s, QUICK_HEALTH_S)):
             return self._text
         seconds = time.monotonic() - self._began
@@ -258,5 +259,5 @@ def _call_worker(
 
 
 def _health_text(answer: object) -> str:
-    """Empty: healthy, unless `health` returns False or raises."""
+    """The problem of an instance whose `health` returned this value; empty if it is healthy."""
     return "health() returned False" if answer is False else ""

@@ -1,4 +1,4 @@
-"""Launch of an actor system: plan, claim, run folder, engine and controller, as for a run. Everything or nothing."""
+"""Launch of an actor system: plan, claim, run folder, engine and controller, as for a run. All or nothing."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _claim_plan(system: ActorSystem, cluster: Cluster | str) -> Plan:
 
 
 def _check_variables(roles: Sequence[Role]) -> None:
-    """ConfigError if a variable of `env_from` is not set, or must not be sent."""
+    """Variables of `env_from`. Raises ConfigError if one is not set, or must not be sent."""
     named = [name for role in roles for name in role.env_from]
     if named:
         from dovetail.engines.ray.environment import select_variables

@@ -1,5 +1,7 @@
-"""Placement while a system runs: restarts after the loss of a node, more bundles, and what must be released for other
-runs. The planner is the one that made the plan (`placement.BundlePlacer`)."""
+"""Placement while a system runs: restarts after the loss of a node, further bundles, bundles to release. Pure.
+
+The placer is that of the plan (`placement.BundlePlacer`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LivePlacement:
-    """The cluster as it is now, with the seats that other runs hold."""
+    """Placement on the present cluster, beside the seats that other runs hold."""
 
     def __init__(
         self, bundles: Sequence[Bundle], pools: Mapping[str, Pool], cluster: Cluster, reserved: Seats = ()
@@ -34,7 +36,7 @@ class LivePlacement:
         self._reserved = ReservedCapacity(reserved)
 
     def reserve(self, seats: Seats) -> None:
-        """Other runs hold these seats, and no others."""
+        """Replace the seats that other runs hold."""
         self._reserved = ReservedCapacity(seats)
 
     def on_node_joined(self, node: Node) -> None:
@@ -50,8 +52,7 @@ class LivePlacement:
         return all(seat.node in self._nodes for seat in seats)
 
     def place(self, bundle: Bundle, placed: Sequence[PlacedBundle], avoid: Collection[str] = ()) -> PlacedBundle | None:
-        """A place for one more bundle beside those that are placed, on other nodes than `avoid`; None if there is
-        none."""
+        """Seats for one more bundle beside the placed ones, not on the nodes of `avoid`; None if it does not fit."""
         nodes = tuple(node for name, node in self._nodes.items() if name not in avoid)
         if not nodes:
             return None
@@ -67,7 +68,7 @@ class LivePlacement:
         return placer.place(bundle)
 
     def bundles_to_release(self, placed: Mapping[int, PlacedBundle]) -> list[int]:
-        """Bundles above the minimum of their role that use what other runs hold by now; the last ones first."""
+        """Bundles above the minimum of their role whose seats are now held by other runs, the latest ones first."""
         amounts = {
             number: sum_seats(seat for process in one.seats for seat in process) for number, one in placed.items()
         }

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 NOT_STARTED, FAILED, BAD_COUNT = "DT522", "DT523", "DT524"
 FIGURES_TIMEOUT_S = 0.2
-"""Time for the answers of all instances; the figures of others are those of their last heartbeat."""
+"""Time limit for answers of instances; without an answer, the figures are those of the latest heartbeat."""
 STOP_MARGIN_S = 10.0
-"""Time for the end of processes that are killed."""
+"""Time limit for the end of killed processes."""
 
 
 class DirectoryChanged:
@@ -104,21 +104,21 @@ class DirectoryPublisher:
 
 
 def _targets(directory: Directory) -> dict[str, list[tuple[int | None, bool]]]:
-    """What callers need to know: the worker of each instance, and whether calls may be sent."""
+    """The state that callers depend on: the worker of each instance, and whether calls may be sent."""
     return {role: [(one.worker, one.is_expected) for one in entry.instances] for role, entry in directory.roles.items()}
 
 
 class SystemWatch:
-    """Observer that tells waiting threads what has happened."""
+    """Observer that notifies threads that wait for a launch, a change of scale or the end."""
 
     def __init__(self, controller: ActorController) -> None:
         self._controller = controller
         self.launched = ThreadEvent()
         """Set when all instances are ready, or the launch has failed."""
         self.scaled: dict[int, tuple[ThreadEvent, list[Note]]] = {}
-        """Identity of a request to scale -> when it is handled, and what was decided."""
+        """Identity of a request to scale -> an event that is set when it is handled, and the decision."""
         self._handled: list[ThreadEvent] = []
-        """Requests of the last step, whose directory is published now."""
+        """Requests that the latest step handled; its directory is being published."""
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002 - the port's
         if self._controller.phase is not SystemPhase.LAUNCHING:
@@ -140,7 +140,7 @@ class SystemWatch:
 
 @dataclass
 class ActiveSystem:
-    """The parts of a system that is launched."""
+    """The parts of a launched system."""
 
     admission: Admission
     folder: RunFolder
@@ -160,7 +160,7 @@ class ActiveSystem:
         return self.admission.plan
 
     def refresh_figures(self) -> None:
-        """Ask all instances for their figures, and wait a moment for the answers."""
+        """Ask all instances for their figures, and wait briefly for the answers."""
         request = self.monitor.request_figures()
         self.engine.nudge()
         request.wait(FIGURES_TIMEOUT_S)

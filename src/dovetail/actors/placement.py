@@ -1,4 +1,4 @@
-"""Placement of bundles on nodes: fragmentation decides, within pools, spreading, packing and affinity."""
+"""Placement of bundles on nodes: fragmentation decides, within pools, spreading, packing and affinity. Pure."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _GpuNodesLastRanker:
 
 
 class BundlePlacer:
-    """Places bundles one after the other on a ledger. Deterministic: equal ledgers and calls give equal seats."""
+    """Places bundles one by one on a ledger. Deterministic: equal ledgers and calls give equal seats."""
 
     def __init__(self, ledger: Ledger, bundles: Sequence[Bundle], pools: Mapping[str, Pool]) -> None:
         self.ledger = ledger
@@ -119,7 +119,7 @@ class BundlePlacer:
         self._count(placed)
 
     def _is_free_to_choose(self, bundle: Bundle) -> bool:
-        """Whether only resources decide about the node."""
+        """Whether only resources decide on which node a bundle goes."""
         is_single = len(bundle.processes) == 1 and bundle.processes[0][1] == 1
         return is_single and not (bundle.spread or bundle.pack or bundle.near or bundle.apart)
 

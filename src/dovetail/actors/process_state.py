@@ -1,4 +1,4 @@
-"""State of one process of an actor system over all of its incarnations, and the rules of its restarts."""
+"""State of one process of an actor system over all of its incarnations, and the rules of its restarts. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
 
 MAX_BACKOFF_S, MAX_BACKOFF_FACTOR = 2.0, 6
-"""Doubling ends at the larger of these: `limit` is what ends a series of restarts."""
+"""The wait before a restart stops doubling at the larger of these two; `limit` ends a series of restarts."""
 _S = InstanceState
 LEGAL_MOVES = frozenset(
     {
@@ -63,9 +63,9 @@ class ProcessState:
     """One process of the plan, or one gang. Changed by its methods only."""
 
     number: int
-    """Of the process; stays the same over restarts."""
+    """Number of the process; restarts keep it."""
     bundle: int
-    """Number of the bundle that it was placed with."""
+    """Number of the bundle with which it was placed."""
     template: ProcessTemplate
     instances: tuple[tuple[str, int], ...]
     rules: RestartRules
@@ -78,13 +78,13 @@ class ProcessState:
     incarnation: int = 0
     restarts: int = 0
     start_at: float | None = None
-    """When it is due to be started; None: not now."""
+    """Time at which it is due to be started; None if it is not."""
     is_stopping: bool = False
     """Whether its stop was sent."""
     unhealthy: dict[tuple[str, int], UnhealthyInstance] = field(default_factory=dict)
     """Its instances whose last health check failed."""
     kill_reason: str = ""
-    """Why it is being killed to be restarted."""
+    """The reason for which it is being killed and restarted."""
     on_move: Callable[[ProcessState], object] | None = None
     """Called after each change of state or reason."""
     _recent_restarts: deque[float] = field(default_factory=deque)
@@ -139,7 +139,7 @@ class ProcessState:
             self._move(now, InstanceState.READY, "")
 
     def on_health_checked(self, now: float, event: HealthChecked) -> UnhealthyInstance | None:
-        """Remember the outcome of a check; returns what is wrong with the instance."""
+        """Record the outcome of a check. Returns the instance if it is unhealthy."""
         before = self.unhealthy.pop(event.instance, None)
         if not event.problem:
             return None
@@ -157,7 +157,7 @@ class ProcessState:
             self._move(now, InstanceState.DRAINING, reason)
 
     def end(self, now: float, reason: str) -> None:
-        """The process is gone for good."""
+        """Mark the process as dead."""
         self.worker = self.start_at = None
         if self.state is not InstanceState.DEAD:
             self._move(now, InstanceState.DEAD, reason)
@@ -182,6 +182,6 @@ class ProcessState:
         return wait_s
 
     def wait_for_room(self, now: float, retry_s: float, reason: str) -> None:
-        """There is no place for it at present: try again later."""
+        """Postpone the start: no node has room for the process at present."""
         self.start_at = now + retry_s
         self._move(now, InstanceState.STARTING, reason)

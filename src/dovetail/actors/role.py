@@ -1,4 +1,4 @@
-"""Role: one kind of long-lived actor, and the settings of pools, colocation and scaling."""
+"""Role: one kind of long-lived actor, and the settings of pools, colocation and scaling. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RestartPolicy = Literal["always", "never", "fail"]
 
 @dataclass(frozen=True)
 class Together:
-    """Colocation: instances of all roles in a group are in one process, or in processes on one node."""
+    """Colocation: one instance of each role of a group is in one process, or in separate processes on one node."""
 
     group: str
     where: Literal["process", "node"] = "process"
@@ -33,7 +33,7 @@ class Together:
 
 @dataclass(frozen=True)
 class Affinity:
-    """The nodes that a role may use: by their labels, and by the other roles on them."""
+    """The nodes that a role may use, by their labels and by other roles on them."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that the nodes must have."""
@@ -57,7 +57,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Scale:
-    """Changes the number of workers so that a signal stays near its target.
+    """Scaling of the number of workers, so that a signal stays near its target.
 
     `signal` is "outstanding" (calls per instance that are not finished), the name of a method that returns a number or
     a bool, of the role itself ("queue_depth") or of another one ("pool.is_full"), or a function of the live system."""
@@ -71,7 +71,7 @@ class Scale:
     """Signals within this share of the target change nothing."""
     interval: float | str = "5s"
     cooldown: float | str = "30s"
-    """Time after a change in which workers are not removed; signals that take time to follow a change (all but
+    """Time after a change in which workers are not removed; signals that take time to follow a change (all except
     "outstanding") add none either."""
 
 

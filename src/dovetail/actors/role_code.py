@@ -22,7 +22,7 @@ MAX_SIGNATURE_CHARACTERS = 200
 
 
 class RoleCode(NamedTuple):
-    """What is known of the classes of a system."""
+    """Methods of the classes of a system, and problems of their code."""
 
     methods: Mapping[str, RoleMethods]
     """By role; unknown if the class cannot be imported here."""

@@ -1,4 +1,4 @@
-"""The text of `dovetail explain actors.yaml ROLE`: what a role needs, where it runs, and which rules decide."""
+"""The text of `dovetail explain actors.yaml ROLE`: what a role needs, where it runs, and which rules decide. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in the roles of a system: names, references, cycles, and calls that would deadlock."""
+"""Mistakes in the roles of a system: names, references, cycles, and calls that would deadlock. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of roles in reinforcement learning: the resources and slots that such roles usually need."""
+"""Profiles of roles in reinforcement learning: the resources and slots that such roles usually need. Pure."""
 
 from __future__ import annotations
 

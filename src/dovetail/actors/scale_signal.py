@@ -1,4 +1,4 @@
-"""Signals of `Scale`: calls that are outstanding, or what a method of a role returns."""
+"""Signals of `Scale`: calls that are outstanding, or what a method of a role returns. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SignalMeasured(NamedTuple):
 
     role: str
     problem: str
-    """Empty: it can be measured."""
+    """Reason why the signal cannot be measured; empty if it can."""
 
 
 def signal_parts(role: Role) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Scaling decisions: how many workers a role should have, from one signal at a time.
+"""Scaling decisions: how many workers a role should have, from one signal at a time. Pure.
 
 Target tracking: a signal that is twice its target asks for twice the workers. Of a signal that is true or false, the
 share of the time in which it was true counts. These rules keep the number steady:
@@ -30,17 +30,19 @@ if TYPE_CHECKING:
 __all__ = ["OUTSTANDING", "Decision", "Scaler"]
 
 MAX_GROWTH = 4
-"""Workers are at most multiplied by this where the signal says that there are too few, but not how many are missing."""
+"""Maximum factor of one increase by a signal that shows a shortage, but not its size."""
 MIN_APPROACH = 0.25
-"""Share of the distance to its target by which a signal comes nearer within a cooldown if no change is needed."""
+"""Share of its distance to the target by which a signal must approach it within a cooldown, so that nothing is
+changed."""
 SEARCH_REVERSALS = 2
-"""Changes that reverse the one before, from which on the number is searched between bounds."""
+"""Number of reversed changes after which the number of workers is searched between bounds."""
 REST_PERIODS = 120
-"""Cooldowns for which a number that was too low is not tried again. Changes longer ago do not count as reversals."""
+"""Number of cooldowns for which a number of workers that was too low is not tried again. Older changes do not count as
+reversals."""
 PROBE_PERIODS = 4
-"""Cooldowns between changes beyond the numbers that were tried: a full pool stays full for a while."""
+"""Number of cooldowns between changes beyond the tried numbers: a full pool stays full for a while."""
 TOO_HIGH_PERIODS = 10
-"""Cooldowns for which a number that was too high limits an increase."""
+"""Number of cooldowns for which a number of workers that was too high limits an increase."""
 ROUNDING = 1e-9
 
 
@@ -53,7 +55,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The number of workers that a role should have, and why."""
+    """The number of workers that a role should have, with the reason."""
 
     workers: int
     change: int
@@ -61,7 +63,7 @@ class Decision:
 
 
 class Scaler:
-    """Decides for one role. Time is an argument; the caller makes the changes that it decides."""
+    """Scaling decisions for one role. Time is an argument; the caller applies the decisions."""
 
     def __init__(self, scale: Scale, limits: tuple[int, int], step: int = 1) -> None:
         """`step`: workers are added and removed in multiples of it, as many as one bundle has."""
@@ -215,7 +217,7 @@ class Scaler:
         return max(target, workers - distance), "" if distance else f"{bound} were too few"
 
     def _find_bound(self, now: float, workers: int, direction: int) -> int | None:
-        """The number that limits a change in this direction; None: it is unknown, too old, or was wrong."""
+        """The number that limits a change in this direction; None if it is unknown, too old, or was wrong."""
         if self._too_low is not None and direction < 0 and now - self._too_low.at > self._rest_s:
             self._too_low, self._same_direction = None, 0
         bound = self._too_high if direction > 0 else self._too_low
@@ -225,12 +227,13 @@ class Scaler:
         return None if is_old else bound.workers
 
     def _half_way(self, distance: int, direction: int) -> int:
-        """To the bound, if it is the next number, or half of the way; the lower bound itself is never taken."""
+        """Distance to the next number towards a bound: all of it to a neighbour above, else half. Never reaches the
+        lower bound."""
         halves = distance / self.step / 2
         return (math.ceil(halves) if direction > 0 else math.floor(halves)) * self.step
 
     def _next_steps(self, direction: int) -> int:
-        """Without a bound: one step, then two, then four."""
+        """Distance to the next number without a bound: one step, then two, then four."""
         return self.step * (2**self._same_direction if direction == self._direction else 1)
 
     @property
@@ -238,8 +241,8 @@ class Scaler:
         return REST_PERIODS * self.cooldown_s
 
     def _note_bound(self, now: float, workers: int, direction: int) -> None:
-        """The present number is too low (direction 1) or too high; the load may have changed since the other bound was
-        found."""
+        """Record that the present number is too low (direction 1) or too high; the load may have changed since the
+        other bound was found."""
         if direction < 0:
             self._too_high = Bound(now, workers)
             if self._too_low is not None and self._too_low.workers >= workers:

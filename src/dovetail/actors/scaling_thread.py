@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.actors.role import Role
 
 MAX_SIGNAL_S = 5.0
-"""Limit for a method that returns a signal."""
+"""Time limit of a method that returns a signal."""
 REPORTED_FAILURES = 2
 
 
@@ -32,7 +32,7 @@ class ScaledRole(NamedTuple):
 
 
 def scaled_roles(roles: Sequence[Role], bundles: Sequence[Bundle]) -> dict[str, ScaledRole]:
-    """Of several roles that are placed together, the first with `scale` decides for all."""
+    """The first role with `scale` decides for all roles of its group."""
     found = {}
     for bundle in bundles:
         scaled = next((role for role in roles if role.name in bundle.roles and role.scale is not None), None)
@@ -44,7 +44,7 @@ def scaled_roles(roles: Sequence[Role], bundles: Sequence[Bundle]) -> dict[str, 
 
 
 class ScalingThread:
-    """Runs from the end of the launch to the end of the system."""
+    """Measures signals from the end of the launch to the end of the system."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ScalingThread:
         self._live, self._roles, self._post = live, roles, post
         self._due = {role: time.monotonic() + scaled.scaler.interval_s for role, scaled in roles.items()}
         self._failures: dict[str, int] = {}
-        """Role -> signals in succession that could not be measured."""
+        """Role -> number of consecutive signals that could not be measured."""
         self._stop = Event()
         self._thread = Thread(target=self._run, name="dovetail-scaling", daemon=True)
 

@@ -50,7 +50,7 @@ class RoleFigures:
 
     role: str
     workers: tuple[int, int, int]
-    """At the start, at most, at the end."""
+    """Number of workers at the start, at most, and at the end."""
     utilisation: float
     """Share of its slots that were in use while its instances were ready."""
     calls: int
@@ -58,7 +58,7 @@ class RoleFigures:
     latency_p50_s: float
     latency_p95_s: float
     waiting_mean_s: float
-    """Of calls for a slot."""
+    """Mean time that calls waited for a slot."""
     timeline: tuple[float, ...]
     """Workers over time, in equal intervals."""
 
@@ -73,13 +73,13 @@ class ActorSimulation:
     roles: tuple[RoleFigures, ...]
     changes: tuple[ScalingChange, ...]
     client_calls: int
-    """Calls of clients that were answered."""
+    """Number of calls of clients that were answered."""
     unanswered: int
-    """Calls of clients that were open at the end."""
+    """Number of calls of clients that were not answered at the end."""
     dropped: int
-    """Items that did not fit into a store."""
+    """Number of items that did not fit into a store."""
     stuck: tuple[str, ...]
-    """Roles whose calls wait for each other; empty: none."""
+    """Roles whose calls wait for each other."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -149,7 +149,7 @@ class _Instance:
 
 
 class _RoleState:
-    """Instances of a role and what they did."""
+    """Instances of a role, and the figures of their work."""
 
     def __init__(self, role: Role, workers: int) -> None:
         self.role = role
@@ -177,7 +177,7 @@ class _RoleState:
             heappush(self._by_load, (instance.outstanding, instance.index, instance))
 
     def least_loaded(self) -> _Instance:
-        """Entries of the heap are valid if they have the current load of their instance."""
+        """The least loaded instance. An entry of the heap is valid if it has the current load of its instance."""
         while True:
             load, _, instance = self._by_load[0]
             if not instance.is_draining and load == instance.outstanding:

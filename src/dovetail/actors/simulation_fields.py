@@ -1,4 +1,4 @@
-"""Declaration of the key `simulate` of an actors file: who calls which method, and how long calls take."""
+"""Declaration of the key `simulate` of an actors file: who calls which method, and how long calls take. Pure."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ SIMULATION_VALUE = Type(
 
 
 def simulation_problems(data: Mapping[str, Any], roles: Sequence[Role]) -> Iterator[Located]:
-    """Problems of a call pattern whose values are of the right types, with their paths inside it."""
+    """Problems across the values of a call pattern, with their paths; each value by itself was checked before."""
     names = [role.name for role in roles]
     methods = data.get("methods") or {}
     for path, method in _methods_in(data):

@@ -1,4 +1,4 @@
-"""Order in which the processes of a system start."""
+"""Order in which the processes of a system start. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def start_levels(roles: Sequence[Role], bundles: Sequence[Bundle]) -> dict[str, int]:
-    """Kind of process -> its level: processes of one level start together, when all lower levels are ready.
+    """Level of each kind of process: processes of one level start together, when all lower levels are ready.
 
     A process that hosts several roles starts after everything that one of them waits for. If two kinds of processes
     wait for each other (which `after` between single roles cannot express), they are on the same level."""

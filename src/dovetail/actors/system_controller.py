@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
 
 RETURN_S = 15.0
-"""Time in which nothing is restarted on a node whose agent was lost, unless there is no other place: the node may be
+"""Time in which processes are restarted on a node whose agent was lost only if no other node has room: the node may be
 lost, too."""
 ROOM_RETRY_S = 1.0
-"""Interval for looking for a place for a process whose node is gone."""
+"""Interval of attempts to place a process whose node is lost."""
 
 
 class SystemPhase(Enum):
-    """What a system as a whole is doing."""
+    """Phase of a system as a whole."""
 
     LAUNCHING = "launching"
     """Not all instances were ready yet: the failure of one ends the launch."""
@@ -63,7 +63,7 @@ class SystemPhase(Enum):
 
 
 class SystemDefinition(NamedTuple):
-    """What a system consists of."""
+    """Definition of a system: its parts."""
 
     name: str
     roles: Sequence[Role]
@@ -108,7 +108,7 @@ class ActorController:
         self.error = ""
         self.error_detail = ""
         self.signal_problems: dict[str, str] = {}
-        """Scaled role -> why its signal cannot be measured at present."""
+        """Scaled role -> the reason why its signal cannot be measured at present."""
         self._outcome = RunState.FINISHED
         self._drains = True
         self._stop_level = 0
@@ -364,7 +364,7 @@ class ActorController:
         return f"not ready within {self._deadline_s:g} s: {shown}{more}"
 
     def _start_due(self, now: float) -> None:
-        """Start processes that are due, where they were or, if their node is gone, elsewhere."""
+        """Start processes that are due, on their node or, if it is lost, on another one."""
         for process in list(self.processes):
             is_due = process.start_at is not None and process.start_at <= now
             if not is_due:
@@ -392,7 +392,7 @@ class ActorController:
         return hosted if hosted.name == name else replace(hosted, name=name)
 
     def _place_again(self, now: float, process: ProcessState) -> bool:
-        """Find seats for all processes of a bundle whose node is gone, or wait."""
+        """Find seats for all processes of a bundle whose node is lost, or wait."""
         if self._move(process):
             return True
         self._is_directory_changed = True
@@ -400,9 +400,9 @@ class ActorController:
         return False
 
     def _move(self, process: ProcessState) -> bool:
-        """Give all processes of a bundle seats on other nodes; False, and no change, if there are none at present."""
+        """Give all processes of a bundle seats on other nodes. Returns False, without a change, if there is no room."""
         members = self._processes_of(process.bundle)
-        if any(one.worker is not None for one in members):  # they are lost with the same node, and reported soon
+        if any(one.worker is not None for one in members):  # they were lost with the same node, and reported soon
             return False
         others = [one for number, one in self._seated_bundles().items() if number != process.bundle]
         found = self._placement.place(self._bundles[process.bundle], others, self._returning)
@@ -416,7 +416,7 @@ class ActorController:
     # --- bundles
 
     def _processes_of(self, bundle: int) -> list[ProcessState]:
-        """In the order of the bundle."""
+        """Processes in the order of the bundle."""
         return [process for process in self.processes if process.bundle == bundle]
 
     def _placed_bundles(self) -> dict[int, PlacedBundle]:
@@ -457,7 +457,7 @@ class ActorController:
     # --- scaling
 
     def scale_problem(self, role: str, workers: int) -> str:
-        """Why this number of instances is not possible at all; empty if it may be."""
+        """The reason why this number of instances is impossible; empty if it may be possible."""
         bundle = self._bundle_of(role)
         per_bundle = bundle.instances_of(role)
         low, high = bundle.low * per_bundle, bundle.high * per_bundle
@@ -584,7 +584,7 @@ class ActorController:
         return RoleEntry(instances, self._definition.methods[role.name], role.ranks)
 
     def _with_context(self, commands: Iterable[Command]) -> list[Command]:
-        """Workers get the directory that includes all workers that start with them."""
+        """Context of a worker, whose directory includes all workers that start with it."""
         done = []
         for command in commands:
             if isinstance(command, StartWorker):

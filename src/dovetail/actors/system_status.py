@@ -20,7 +20,7 @@ MAX_REASON_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class InstanceStatus:
-    """One instance at one moment. Figures of calls are those of this moment, or of the last answer of an instance that
+    """One instance at one moment. Figures of calls are current, or those of the last answer of an instance that
     does not answer within 0.2 s."""
 
     role: str
@@ -28,7 +28,7 @@ class InstanceStatus:
     state: str
     reason: str
     since_s: float
-    """Seconds in this state."""
+    """Seconds since it entered this state."""
     incarnation: int
     restarts: int
     node: str
@@ -44,7 +44,7 @@ class InstanceStatus:
     p50_s: float | None = None
     p95_s: float | None = None
     memory_bytes: int | None = None
-    """Of its process."""
+    """Memory of its process."""
     doing: str = ""
     """The method that runs longest at present."""
     doing_s: float | None = None
@@ -60,16 +60,16 @@ class SystemStatus:
     error: str
     instances: tuple[InstanceStatus, ...]
     advice: tuple[str, ...] = ()
-    """Roles that request more than they use."""
+    """Advice on roles that request more than they use."""
     warnings: tuple[str, ...] = ()
-    """Roles that are not scaled, because their signal cannot be measured."""
+    """Notes on roles that are not scaled, because their signal cannot be measured."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SystemStatus:
-        """Inverse of `to_dict`, also after a detour through JSON."""
+        """Inverse of `to_dict`; the data may have been JSON in between."""
         rows = tuple(InstanceStatus(**{**row, "gpus": tuple(row["gpus"])}) for row in data["instances"])
         texts = {name: tuple(data.get(name, ())) for name in ("advice", "warnings")}
         return cls(**{**data, "instances": rows, **texts})

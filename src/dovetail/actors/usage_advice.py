@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape
 
 MIN_MEASURED_S = 60.0
-"""Time for which a process must be ready before its use says something about its request."""
+"""Minimum time for which a process must be ready before its use is compared with its request."""
 MAX_USED_SHARE, MIN_SPARE_CPUS = 0.5, 0.5
 """CPUs are over-requested if less than this share of them is used, and at least this number is not."""
 CPU_STEP = 0.25
@@ -50,7 +50,7 @@ def _spare_cpus(use: UnitUse, shape: Shape, seconds: float) -> list[str]:
 
 
 def _idle_gpus(use: UnitUse, shape: Shape, seconds: float) -> list[str]:
-    """GPUs whose memory was never used; whether GPUs are used is not known where they cannot be measured."""
+    """Advice on GPUs whose memory was never used; none if the use of GPUs cannot be measured."""
     if not shape.cards or use.gpu_peak_bytes is None or use.gpu_peak_bytes > 0:
         return []
     gpus = "its GPU" if shape.cards == 1 else f"its {shape.cards} GPUs"

@@ -404,7 +404,7 @@ def _parse_changes(changes: Sequence[str]) -> dict[str, int]:
     wrong = [text for text in changes if not _is_change(text)]
     if wrong or not changes:
         shown = ", ".join(repr(text) for text in wrong)
-        message = f"not ROLE=N: {shown}" if wrong else "which role, and how many instances?"
+        message = f"not ROLE=N: {shown}" if wrong else "no role and number of instances given"
         raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=("dovetail actors scale rollout=8",)))
     return {role: int(count) for role, _, count in (text.partition("=") for text in changes)}
 

@@ -135,7 +135,7 @@ def _deployment(given: Mapping[str, Any]) -> Deployment:
             raise ConfigError(Problem(BAD_DEPLOYMENT, message, fixes=(f"--set pools.gpu.gpus={gpus}",)))
         return read_deploy_file(file, values, given["sets"])
     if not given["apps"]:
-        message = "what is deployed? There is neither a deploy file nor --app"
+        message = "nothing to deploy: there is neither a deploy file nor --app"
         raise ConfigError(Problem(BAD_DEPLOYMENT, message, fixes=("--app tasks", "deploy.yaml")))
     values["pools"] = {"cpu": {"workers": [1, 4]}}
     if gpus is not None:

@@ -439,7 +439,7 @@ def purge(
     selection = Selection(queue, function, states=states)
     if not (selection or everything or older_than is not None or keep is not None):
         fixes = ("dovetail jobs purge --older-than 7d", "dovetail jobs purge --all --yes")
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, "which jobs should be removed?", fixes=fixes))
+        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, "no option selects the jobs to remove", fixes=fixes))
     if older_than is None and not yes:
         confirm("remove all finished jobs that match" if keep is None else f"remove finished jobs beyond {keep}")
     with opened_queue(url, files=files) as opened:
@@ -487,14 +487,16 @@ Examples:
 """
 )
 @click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
-@click.option("--max-running", type=QUEUE_LIMIT_RANGE, metavar="N", help="Jobs of the queue that run at once at most.")
+@click.option(
+    "--max-running", type=QUEUE_LIMIT_RANGE, metavar="N", help="Maximum number of jobs of the queue that run at once."
+)
 @click.option(
     "--weight",
     type=QUEUE_LIMIT_RANGE,
     metavar="N",
     help="Share of running jobs in proportion to other queues; all queues without one have the weight 1 together.",
 )
-@click.option("--clear", is_flag=True, help="Remove what is not given.")
+@click.option("--clear", is_flag=True, help="Remove the limits that are not given.")
 @queue_url_option()
 def limit(queues: tuple[str, ...], max_running: int | None, weight: int | None, clear: bool, url: str | None) -> None:
     """Limit how many jobs of QUEUEs run, or share workers between them; without options, show their limits."""

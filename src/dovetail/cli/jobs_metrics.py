@@ -46,7 +46,7 @@ Exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 usage or configuration,
     help="Port; the next free one if it is taken; 0: any.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address; others need a token.")
-@click.option("--token", envvar="DOVETAIL_TOKEN", default="", help="Clients send `Authorization: Bearer TOKEN`.")
+@click.option("--token", envvar="DOVETAIL_TOKEN", default="", help="Token: clients send `Authorization: Bearer TOKEN`.")
 def metrics(url: str | None, port: int, host: str, token: str) -> None:
     """Serve metrics, queues and workers over HTTP, also while there are no workers.
 

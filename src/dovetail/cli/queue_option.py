@@ -48,7 +48,7 @@ def queue_url(given: str | None) -> str:
     """The URL of the option, the environment or the project file; ConfigError if there is none."""
     url = given or configured("queue")
     if not url:
-        message = "which queue? There is no --queue-url, no DOVETAIL_QUEUE, and no `queue` in the project file"
+        message = "no queue: there is no --queue-url, no DOVETAIL_QUEUE, and no `queue` in the project file"
         fixes = (f"export {variable_of('queue')}={EXAMPLE_URL}", f"--queue-url {EXAMPLE_URL}")
         raise dt.ConfigError(dt.Problem(NO_QUEUE, message, fixes=fixes))
     return url

@@ -93,22 +93,24 @@ commit_every= and recompute=. Workers run them if they were started with
 )
 @click.option("--queue", metavar="NAME", help="Name of the queue.  [default: default]")
 @click.option("--priority", metavar="NAME|N", help="high, normal, low or a whole number; one step is 60 s of waiting.")
-@click.option("--resources", metavar="REQUEST", help=f"What one attempt needs: '{REQUEST_EXAMPLE}'.")
-@click.option("--timeout", metavar="TIME", help="Limit of one attempt: 90s, 1h.")
-@click.option("--retries", type=click.IntRange(min=0), metavar="N", help="Retries for every cause; 0: none.")
+@click.option("--resources", metavar="REQUEST", help=f"Resources of one attempt: '{REQUEST_EXAMPLE}'.")
+@click.option("--timeout", metavar="TIME", help="Time limit of one attempt: 90s, 1h.")
+@click.option("--retries", type=click.IntRange(min=0), metavar="N", help="Number of retries for every cause; 0: none.")
 @click.option("--isolation", metavar="KIND", help="process, warm_process, thread or async.")
 @click.option("--ranks", type=int, metavar="N", help="Run N processes at once as a gang; --resources is per process.")
-@click.option("--preemptible", is_flag=True, help="It may be ended, without a charge, for a job of higher priority.")
-@click.option("--preemption-grace", metavar="TIME", help="Time to save its state before that.  [default: 30s]")
+@click.option(
+    "--preemptible", is_flag=True, help="Allow ending it for a job of higher priority, without using a retry."
+)
+@click.option("--preemption-grace", metavar="TIME", help="Time to save its state when it is preempted.  [default: 30s]")
 @click.option(
     "--key",
     metavar="TEXT",
     help="Idempotency key: submitting it again gives the same job. With --cron: name of the schedule.",
 )
-@click.option("--after", multiple=True, metavar="JOB", help="Only after this job has succeeded; may be repeated.")
-@click.option("--at", metavar="TIME", help="Not before this time: 2026-11-18T20:00:00+00:00.")
-@click.option("--delay", metavar="TIME", help="Not before this long from now: 90s, 1h.")
-@click.option("--cron", metavar="EXPRESSION", help="Submit it at all times of a cron expression: '0 3 * * *'.")
+@click.option("--after", multiple=True, metavar="JOB", help="Start after this job has succeeded. May be repeated.")
+@click.option("--at", metavar="TIME", help="Earliest start: 2026-11-18T20:00:00+00:00.")
+@click.option("--delay", metavar="TIME", help="Delay from now: 90s, 1h.")
+@click.option("--cron", metavar="EXPRESSION", help="Submit it at the times of a cron expression: '0 3 * * *'.")
 @click.option("--timezone", metavar="ZONE", help="Time zone of --cron: Europe/Berlin.  [default: UTC]")
 @click.option(
     "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Any option by its path: --set resources.gpus=1."

@@ -79,9 +79,9 @@ Environment variables; an option wins over its variable:
   CUDA_VISIBLE_DEVICES  GPUs of this machine that Dovetail may use
 
 \b
-Ctrl-C or SIGTERM once: take no more jobs, give back those that have not
-begun, finish the others within --grace. Twice: stop now; the jobs are run
-again.
+Ctrl-C or SIGTERM once: take no more jobs, return those that have not begun,
+and finish the others within --grace. Twice: stop now; the jobs run again on
+another worker.
 
 \b
 Exit codes: 0 stopped, 1 failed, 2 usage or configuration, 3 no resources,
@@ -110,26 +110,30 @@ SIGTERM).
 @click.option(
     "--resources", metavar="SPEC", help="What jobs may use: '8cpu, 32GB'.  [default: this machine, shared by a claim]"
 )
-@click.option("--use-gpu/--no-gpu", default=None, help="Whether jobs may use GPUs.  [default: USE_GPU, or if jobs ask]")
+@click.option(
+    "--use-gpu/--no-gpu",
+    default=None,
+    help="Whether jobs may use GPUs.  [default: USE_GPU, or those that request GPUs]",
+)
 @click.option("--gpu-device", metavar="N,N", help="Indices of the GPUs to use.  [default: GPU_DEVICE, or all]")
 @click.option(
     "--isolation",
     type=SuggestingChoice(ISOLATIONS),
-    help="Where jobs run that neither say nor need one.  [default: async for async functions, else process]",
+    help="Isolation of jobs that set none and need none.  [default: async for async functions, else process]",
 )
-@click.option("--job-timeout", metavar="TIME", help="Limit of jobs that have none.  [default: JOB_TIMEOUT, or none]")
-@click.option("--lease", metavar="TIME", help="Jobs of a worker that died are run again after it.  [default: 15s]")
+@click.option("--job-timeout", metavar="TIME", help="Timeout of jobs that set none.  [default: JOB_TIMEOUT, or none]")
+@click.option("--lease", metavar="TIME", help="Jobs of a dead worker run again after this time.  [default: 15s]")
 @click.option("--grace", metavar="TIME", help="Time for running jobs when the worker stops.  [default: 30s]")
 @click.option("--kill-grace", metavar="TIME", help="From SIGTERM to SIGKILL of a job process.  [default: 5s]")
 @click.option(
     "--placement-delay",
     metavar="TIME",
-    help="Leave a job this long to a worker that should rather run it; 0: take it at once.  [default: 50ms]",
+    help="Leave a job to a better worker for this long; 0: take it at once.  [default: 50ms]",
 )
 @click.option(
     "--rendezvous-host",
     metavar="HOST",
-    help="Address of this machine for the ranks of gangs on others.  [default: that of the route to Redis]",
+    help="Address at which ranks of gangs on other machines reach this one.  [default: that of the route to Redis]",
 )
 @click.option("--worker-id", metavar="NAME", help="Unique name.  [default: WORKER_ID, or from host and pid]")
 @click.option(
@@ -139,7 +143,7 @@ SIGTERM).
     help="Restart the worker after N jobs in threads or the event loop, a warm process after N jobs.",
 )
 @click.option("--recycle-bytes", metavar="SIZE", help="Restart the worker, or a warm process, above this memory.")
-@click.option("--allow-pickle", is_flag=True, help="Open pickled arguments: only if all submitters are trusted.")
+@click.option("--allow-pickle", is_flag=True, help="Unpickle arguments. Use it only if all submitters are trusted.")
 @files_option()
 @click.option("--log-dir", metavar="DIR", type=FOLDER_PATH, help="Output of jobs.  [default: --files]")
 @click.option(
@@ -147,11 +151,16 @@ SIGTERM).
     type=click.IntRange(0, 65535),
     default=8000,
     show_default=True,
-    help="Port of the status; the next free one if it is taken; 0: any.",
+    help="Port of the status pages; the next free one if it is taken; 0: any.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the status; others need a token.")
 @click.option(
-    "--token", envvar="DOVETAIL_TOKEN", default="", help="Clients of the status send `Authorization: Bearer TOKEN`."
+    "--host", default="127.0.0.1", show_default=True, help="Address of the status pages; others need a token."
+)
+@click.option(
+    "--token",
+    envvar="DOVETAIL_TOKEN",
+    default="",
+    help="Token of the status pages: clients send `Authorization: Bearer TOKEN`.",
 )
 @click.option("--no-status", is_flag=True, help="Do not serve the status over HTTP.")
 @click.option(
@@ -159,9 +168,9 @@ SIGTERM).
     "routes",
     multiple=True,
     metavar="LIST=MODULE:FUNCTION",
-    help="Make jobs of the JSON that is pushed to a Redis list. May be repeated.",
+    help="Turn JSON messages of a Redis list into jobs. May be repeated.",
 )
-@click.option("--ingest-url", metavar="URL", help="Redis that has the lists of --ingest.  [default: that of --queue]")
+@click.option("--ingest-url", metavar="URL", help="Redis with the lists of --ingest.  [default: that of --queue]")
 def worker(
     url: str | None,
     apps: tuple[str, ...],

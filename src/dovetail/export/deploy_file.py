@@ -131,10 +131,10 @@ WORKER_POOL = record_of(
         Field("cpus", CPUS, "CPUs of one worker."),
         Field("memory", SIZE, "Memory of one worker."),
         Field("gpus", GPUS, "GPUs of one worker. A worker serves several; one worker per GPU is not needed."),
-        Field("queues", QUEUES, "Queues that it serves, the first one first."),
+        Field("queues", QUEUES, "Queues that it serves."),
         Field("workers", WORKERS, "Number of workers; with a range, the autoscaler changes it by the work that waits."),
         Field("slots", SLOTS, "Jobs at once per worker (MAX_CONCURRENT_JOBS); auto: by what jobs declare."),
-        Field("job_timeout", DURATION, "Limit of jobs that have none (JOB_TIMEOUT)."),
+        Field("job_timeout", DURATION, "Timeout of jobs that set none (JOB_TIMEOUT)."),
         Field("grace", DURATION, "Time for running jobs when a worker is stopped; the container is given 30 s more."),
         Field(
             "jobs_per_worker",
@@ -230,7 +230,7 @@ RAY = record_of(
 DEPLOY_FILE = record_of(
     Deployment,
     "Deploy file",
-    "What `dovetail export` writes files for.",
+    "The deployment for which `dovetail export` writes files.",
     (
         Field(
             "apps", replace(list_of(TEXT, "a list of modules"), example=["tasks"]), "Modules with @dt.job functions."

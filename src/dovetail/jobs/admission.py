@@ -1,4 +1,4 @@
-"""Admission of jobs by the free resources of a worker."""
+"""Admission of jobs by the free resources of a worker. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES_CACHED = 10_000
 
 
 class Admission:
-    """Takes jobs from free resources, each by the first assignment of its shape. Results are cached per shape."""
+    """Subtracts jobs from free resources, each by the first assignment of its shape. Results are cached per shape."""
 
     def __init__(self) -> None:
         self._fits: dict[Shape, Fit] = {}
@@ -43,12 +43,12 @@ class Room(NamedTuple):
     free: FreeResources
 
     def after_start(self, shape: Shape, admission: Admission) -> Room | None:
-        """The room when a job of this shape has started; None if it does not fit."""
+        """The room after a job of this shape has started; None if it does not fit."""
         left = admission.take(shape, self.free) if self.slots > 0 else None
         return None if left is None else Room(self.slots - 1, left)
 
     def after_end(self, seats: Sequence[Seat], slots: int) -> Room:
-        """The room when a job with these seats and slots has ended."""
+        """The room after a job with these seats and slots has ended."""
         free = self.free
         for seat in seats:
             free = free.given_back(seat)

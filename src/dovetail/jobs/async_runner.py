@@ -1,7 +1,8 @@
 """Isolation `async`: coroutine functions in one event loop of the worker process.
 
 A timeout or a cancellation cancels the task. It takes effect where the coroutine awaits: code that blocks the loop, or
-catches `CancelledError`, cannot be interrupted, and is given up after a grace.
+catches `CancelledError`, cannot be interrupted; its attempt is completed after a grace, and keeps its slot until it
+ends.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class AsyncRunner:
                 ending = await call_async_job(attempt.function, spec.payload, spec.encoding, self._codec, job)
                 completion = attempt.completion(ending)
         except asyncio.CancelledError as error:
-            # without a reason of ours, its own code has cancelled it
+            # if the worker did not stop it, its own code cancelled it
             completion = attempt.stopped() if attempt.is_stopping() else attempt.completion(failure_ending(error))
         finally:
             if timer is not None:

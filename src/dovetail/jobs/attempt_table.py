@@ -1,4 +1,4 @@
-"""Attempts that a worker runs, and the outbox of those that have ended."""
+"""Running attempts of a worker, and the outbox: ended attempts that the store has not recorded yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seat
 
 MAX_COMPLETIONS_PER_EXCHANGE = 500
-"""More of them, collected while the store was away, are sent in several steps."""
+"""Maximum number of completions in one exchange; more can collect while the store cannot be reached."""
 
 
 class AttemptTable:
@@ -30,13 +30,14 @@ class AttemptTable:
         """`release`: frees the seat of an attempt. `wake`: ends the wait of the loop."""
         self.running: dict[AttemptKey, RunningAttempt] = {}
         self.abandoned: dict[AttemptKey, RunningAttempt] = {}
-        """Completed, although their code still runs, because it cannot be interrupted. They keep their slots."""
+        """Attempts that were completed although their code still runs and cannot be interrupted. They keep their
+        slots."""
         self.totals: Counter[str] = Counter()
-        """Ended attempts by outcome."""
+        """Number of ended attempts by outcome."""
         self.ended_here = 0
-        """Attempts that ran in the worker's own process."""
+        """Number of attempts that ran in the worker's own process."""
         self.calls = 0
-        """Calls for batches that have ended."""
+        """Number of calls for batches that have ended."""
         self.is_loop_waiting = False
         self._outbox: deque[Completion] = deque()
         self._release = release
@@ -81,7 +82,7 @@ class AttemptTable:
         self._wake()
 
     def ends_in_ms(self, now: float, kill_grace_s: float) -> int | None:
-        """When all attempts will have ended, by their timeouts; None: not known."""
+        """Time until all attempts will have ended, by their timeouts; None if one has no timeout."""
         latest = now
         for attempt in list(self.running.values()):
             if attempt.timeout_s is None:
@@ -110,11 +111,11 @@ class AttemptTable:
         return [outbox.popleft() for _ in range(min(len(outbox), MAX_COMPLETIONS_PER_EXCHANGE))]
 
     def put_back(self, completions: Sequence[Completion]) -> None:
-        """The exchange has failed: they are sent again with the next one, which may repeat them."""
+        """Put completions back after a failed exchange, for the next one. The store may receive them twice."""
         self._outbox.extendleft(reversed(completions))
 
     def count(self, completions: Sequence[Completion]) -> None:
-        """The store has them. Thread: loop."""
+        """Count completions that the store has recorded. Thread: loop."""
         totals = self.totals
         for completion in completions:
             if completion.outcome is not Outcome.RELEASED:

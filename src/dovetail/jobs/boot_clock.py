@@ -1,4 +1,4 @@
-"""Clock of stores on one machine: counts like Unix time, and no change of the system's clock moves it.
+"""Monotonic clock of stores on one machine: counts like Unix time, but ignores changes of the system's clock.
 
 It is the time since the boot of the machine plus an offset, which the store keeps together with the id of the boot.
 So all processes of the machine agree, also those that start after the system's clock was changed.

@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape
 
 RESERVE_AFTER_MS = 30_000
-"""Age of the order key from which a job that does not fit gets a reservation."""
+"""Minimum age of the order key of a job that does not fit, for a reservation."""
 RESERVE_AGAIN_MS = 1_000
-"""Pause after no worker could be reserved for a job of a queue."""
+"""Pause of a queue after no worker could be reserved for its jobs."""
 MAX_RESERVE_TRIES = 4
-"""Jobs of a queue for which one claim tries it."""
+"""Number of jobs of a queue for which one claim tries to reserve a worker."""
 PlacementRank = tuple[int, int, int]
 NO_CARDS: PlacementRank = (-1, 0, 0)
 """Rank of a worker without GPUs."""
 UNWEIGHTED = ""
 """Group of the queues without a weight."""
 PASS_KEPT_MS = 10_000
-"""A job that was passed over longer ago than this, and still waits, can be passed over again."""
+"""Time for which a store remembers that a job was passed over; a job that waits longer can be passed over again."""
 
 
 class QueueShares:
@@ -60,7 +60,7 @@ class QueueShares:
     def __init__(
         self, queues: Iterable[str], settings: Mapping[str, QueueSettings], leased_jobs: Callable[[str], int]
     ) -> None:
-        """`queues`: those that the claim serves."""
+        """`queues`: names of the queues that the claim serves."""
         queues = list(queues)
         given = {queue: settings.get(queue, PLAIN_QUEUE) for queue in queues}
         self._has_weights = any(one.weight is not None for one in given.values())
@@ -96,13 +96,13 @@ class QueueShares:
 
 
 class Hold(NamedTuple):
-    """A reservation of the worker that claims: jobs behind the reserved one must not delay it."""
+    """Reservation that holds the claiming worker: jobs behind the reserved one must not delay it."""
 
     job_id: str
     order: tuple[int, str]
     shape: Shape
     start_ms: int | None
-    """When it can start at the latest; None: not known."""
+    """Latest start of the reserved job; None if it is not known."""
 
     def may_pass(self, record: JobRecord, free: FreeResources, slots: int, now_ms: int) -> bool:
         """Whether a job that fits may start: it is before the reserved one, or ends before it starts, or fits beside
@@ -116,7 +116,7 @@ class Hold(NamedTuple):
 
 
 def _fit_together(reserved: Shape, shape: Shape, free: FreeResources) -> bool:
-    """Whether a job leaves all that is free of what the reserved one needs, as far as it needs it."""
+    """Whether a job leaves the reserved job the free resources that it needs; two jobs with GPUs never fit together."""
     uses_cards = ShapeKind.CPU_ONLY not in (reserved.kind, shape.kind)
     needed, have = dict(reserved.custom), dict(free.custom)
     return (
@@ -142,14 +142,15 @@ class ReservableWorker(NamedTuple):
 def worker_to_reserve(
     shape: Shape, candidates: Iterable[ReservableWorker], admission: Admission, now_ms: int
 ) -> ReservableWorker | None:
-    """Of the workers on which the job fits when they are empty, the one whose running jobs end first; None: none."""
+    """The worker whose running jobs end first, of those on which the job fits when they are empty; None if there is
+    none."""
     found: list[tuple[bool, int, str, ReservableWorker]] = []
     for one in candidates:
         if admission.take(shape, one.free.cards.kind.untouched()) is None:
             continue
         is_idle = one.ends_ms is not None and one.ends_ms <= now_ms
         if is_idle and admission.take(shape, one.free) is None:
-            continue  # something else than jobs uses its machine
+            continue  # another program uses its machine
         found.append((one.ends_ms is None, one.ends_ms or 0, one.id, one))
     return min(found)[3] if found else None
 
@@ -193,7 +194,7 @@ class OtherWorkers:
         self._groups = groups
         self._own = worker
         self._left: dict[str, tuple[tuple[str, ...], int, FreeResources]] = {}
-        """Queues, slots and free resources of workers to which jobs were left."""
+        """Queues, remaining slots and free resources of workers to which this claim has left jobs."""
         self._admission = admission
 
     def best_before(self, rank: PlacementRank, queue: str, shape: Shape) -> str | None:
@@ -231,7 +232,7 @@ class OtherWorkers:
         return found
 
     def leave(self, worker: str, shape: Shape) -> None:
-        """Count a job that is left to a worker, which it fits."""
+        """Subtract a job that is left to a worker from that worker's offer."""
         if worker not in self._left:
             _, queues, offer = self._groups.worker(worker)
             self._left[worker] = queues, offer.slots, offer.free

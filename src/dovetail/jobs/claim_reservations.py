@@ -44,11 +44,11 @@ class ClaimReservations:
         self._now_ms, self._worker, self._claim = now_ms, worker, claim
         self._ends_ms = None if claim.ends_in_ms is None else now_ms + claim.ends_in_ms
         self._reserved = dict(table.reservations())
-        """By queue."""
+        """Reservations by queue."""
         self._tries: dict[str, int] = {}
         self._hold: Hold | None = None
         self.woken: set[str] = set()
-        """Workers that are not reserved any more."""
+        """Other workers whose reservation this claim has removed."""
 
     def hold(self, queues: Sequence[str], shares: QueueShares) -> None:
         """Respect the reservation of this worker, if its job waits and could be taken by this claim."""
@@ -66,7 +66,7 @@ class ClaimReservations:
         self._hold = Hold(record.id, order_of(record), record.shape, self._ends_ms)
 
     def may_take(self, record: JobRecord, free: FreeResources, slots: int) -> bool:
-        """Whether a job that fits delays no reserved one."""
+        """Whether a job that fits delays no reserved job."""
         return self._hold is None or self._hold.may_pass(record, free, slots, self._now_ms)
 
     def may_take_gang(self, record: JobRecord) -> bool:
@@ -80,7 +80,7 @@ class ClaimReservations:
         return self._hold is not None and self._hold.job_id == record.id
 
     def on_taken(self, record: JobRecord) -> None:
-        """A job is claimed: it needs no reservation any more."""
+        """Remove the reservation of a job that was claimed."""
         found = self._reserved.get(record.spec.queue)
         if found is not None and found.job_id == record.id:
             self._delete(found)
@@ -111,7 +111,7 @@ class ClaimReservations:
         return tries > 0 or found.tried_ms <= self._now_ms - RESERVE_AGAIN_MS
 
     def _candidates(self, queue: str) -> list[ReservableWorker]:
-        """Workers of a queue that are not reserved for another one."""
+        """Workers of a queue that are not reserved for another queue."""
         taken = {one.worker for one in self._reserved.values() if one.queue != queue}
         found = [
             ReservableWorker(one.id, one.offer.free, one.offer.ends_ms)
@@ -127,7 +127,8 @@ class ClaimReservations:
         self._table.put_reservation(reservation)
 
     def _delete(self, reservation: Reservation) -> None:
-        """The job does not wait any more: its worker can take others. The next claim reserves for other jobs."""
+        """Remove the reservation of a job that no longer waits; the next claim may reserve the worker for another
+        job."""
         del self._reserved[reservation.queue]
         self._tries[reservation.queue] = MAX_RESERVE_TRIES
         self._table.delete_reservation(reservation.queue)

@@ -19,7 +19,7 @@ MESSAGE_LIMIT_CHARS = 1_000
 
 
 def _ignore(_fraction: float | None, _message: str | None) -> None:
-    """Progress of a job that reports to no worker."""
+    """Ignore progress: for a job without a worker."""
 
 
 def _never() -> bool:
@@ -27,7 +27,7 @@ def _never() -> bool:
 
 
 class JobPreempted(Exception):
-    """Raise it in a job after `checkpoint_requested`, when the state is saved: the attempt ends as preempted, and the
+    """Raise this in a job after `checkpoint_requested`, once its state is saved: the attempt ends as preempted, and the
     job runs again when there is room for it."""
 
 
@@ -35,7 +35,7 @@ class CurrentJob:
     """A running attempt of a job, as its own code sees it. Thread-safe.
 
     The runner of the worker makes it, with callbacks: `report` gets what `progress` was given and must not block;
-    `is_cancelled` answers whether the job should stop, `is_checkpoint_requested` whether it is to make room;
+    `is_cancelled` returns whether the job should stop, `is_checkpoint_requested` whether it should make room;
     `make_models` makes its view of the models of the process.
     """
 
@@ -79,9 +79,9 @@ class CurrentJob:
         self.worker = worker
         self._report = report
         self.rank = rank
-        """Which member of a gang it is, from 0."""
+        """Rank of this process in its gang, from 0."""
         self.ranks = ranks
-        """Number of members; 1: it is no gang."""
+        """Number of ranks of the job; 1 if it is not a gang."""
         self._is_cancelled = is_cancelled
         self._is_checkpoint_requested = is_checkpoint_requested
         self._make_models = make_models
@@ -101,20 +101,20 @@ class CurrentJob:
     def cancelled(self) -> bool:
         """Whether the job should stop: a user cancelled it, or its lease was lost.
 
-        A job in a process that has looked at it gets no SIGTERM before `--kill-grace` is over."""
+        A job in a process that has checked it gets no SIGTERM before `--kill-grace` is over."""
         return self._is_cancelled()
 
     @property
     def checkpoint_requested(self) -> bool:
         """Whether the job should save its state and raise `dt.JobPreempted`: a job of higher priority needs the room.
 
-        Only jobs with `preemptible=True` are asked. A job that has looked at it has its `preemption_grace` before it
-        gets SIGTERM; another one gets SIGTERM at once, and SIGKILL after the grace."""
+        Only jobs with `preemptible=True` are asked. A job that has checked it has its `preemption_grace` before it gets
+        SIGTERM; another one gets SIGTERM at once, and SIGKILL after the grace."""
         return self._is_checkpoint_requested()
 
     @property
     def models(self) -> JobModels:
-        """Models that stay loaded for later jobs: `models.get("resnet50", load, bytes="1GB")`. In jobs with isolation
+        """Models that stay loaded for later jobs: `models.get("resnet50", load, bytes="1GB")`. For jobs with isolation
         "warm_process", "thread" or "async"."""
         if self._models is None:
             if self._make_models is None:
@@ -137,7 +137,7 @@ _CURRENT: ContextVar[CurrentJob | None] = ContextVar("dovetail_current_job", def
 
 
 def current_job() -> CurrentJob:
-    """The job that runs in this context. ConfigError outside of a job, and in threads that a job has started.
+    """The job that runs in this context. Raises ConfigError outside of a job, and in threads that a job has started.
 
     A thread that a job starts gets it as an argument, or runs in a copy of the context:
     `contextvars.copy_context().run(function)`.

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 LONGEST_POLL_S = 86_400.0
 SENDERS_KEPT = 128
-"""FIFOs of other waiters that stay open."""
+"""Maximum number of FIFOs of other waiters that stay open."""
 CREATION_S = 60.0
-"""A FIFO under its temporary name that is older than this was left by a killed process."""
+"""Age from which a FIFO under its temporary name counts as left behind by a killed process."""
 CREATION_ATTEMPTS = 100
 DRAINED_BYTES = 65_536
 
@@ -50,7 +50,7 @@ class Waiter:
 
     @property
     def is_reachable(self) -> bool:
-        """False if its file was removed, as programs do that clean up old files."""
+        """Whether its file still exists: programs that clean up old files may remove it."""
         return self._path.exists()
 
     def wait(self, timeout_s: float) -> bool:
@@ -129,12 +129,12 @@ class WakeupFolder:
         return Waiter(final, descriptor)
 
     def notify(self, addresses: Iterable[str]) -> list[str]:
-        """Wake waiters; answer those that do not exist any more."""
+        """Wake waiters. Returns those that no longer exist."""
         with self._lock:
             return [address for address in addresses if not self._notify(address)]
 
     def remove_stale(self) -> list[str]:
-        """Remove the FIFOs of processes that have ended; answer their addresses."""
+        """Remove the FIFOs of processes that have ended. Returns their addresses."""
         try:
             found = list(self.path.iterdir())
         except OSError:
@@ -154,7 +154,7 @@ class WakeupFolder:
             os.close(descriptor)
 
     def _notify(self, address: str) -> bool:
-        """False if it does not exist any more."""
+        """Write one byte to a FIFO. Returns False if the waiter no longer exists."""
         for _ in range(2):
             descriptor = self._senders.pop(address, None)
             try:

@@ -24,7 +24,7 @@ RETRY_S = 0.5
 
 
 class Reconnecting:
-    """`Store.wait_finished` that answers "none" while the store cannot be reached, for a limited time."""
+    """`Store.wait_finished` that tolerates a store that cannot be reached, for a limited time."""
 
     def __init__(self, wait_finished: Callable[[Sequence[str], float], list[str]]) -> None:
         self._wait_finished = wait_finished
@@ -52,7 +52,7 @@ class FinishedWaiter:
         self._lock = threading.Lock()
         self._awaited: dict[str, list[asyncio.Future[None]]] = {}
         self._process = 0
-        """The process in which the thread runs; 0: it does not run. A fork has no threads."""
+        """Id of the process in which the thread runs; 0 if it does not run. A forked child has no thread."""
 
     def future(self, job_id: str) -> asyncio.Future[None]:
         """A future of the running loop."""

@@ -21,7 +21,7 @@ class GangPlacement(NamedTuple):
     workers: tuple[str, ...]
     """The worker of each rank."""
     rooms: dict[str, Room]
-    """Room that is left on each of these workers."""
+    """Remaining room of each of these workers."""
 
 
 def place_gang(

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class NotBegunError(Exception):
-    """The transaction could not begin, for the reason that is its cause. None of its steps has run."""
+    """The transaction could not begin (`__cause__` has the reason). None of its steps has run."""
 
 
 class _Waiting:
@@ -49,7 +49,7 @@ class GroupCommit:
         self._commits = 0
 
     def run(self, act: Callable[[], T]) -> tuple[T, int]:
-        """Run a step; answer what it returns, and the number of its transaction."""
+        """Run a step. Returns its result and the number of its transaction."""
         mine = _Waiting(act)
         group = self._join(mine)
         if group:
@@ -76,7 +76,7 @@ class GroupCommit:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Keep out all transactions."""
+        """Block all transactions."""
         with self._turn:
             while self._is_led:
                 self._turn.wait()
@@ -89,7 +89,7 @@ class GroupCommit:
                 self._turn.notify_all()
 
     def _join(self, mine: _Waiting) -> list[_Waiting]:
-        """The group to lead; empty if another leader has run the step."""
+        """The group that this thread leads; empty if another leader has run the step."""
         with self._turn:
             self._queue.append(mine)
             try:
@@ -116,7 +116,7 @@ class GroupCommit:
             if len(group) == 1:
                 group[0].error, group[0].is_done = error, True
                 return
-            for one in group:  # each step fails for itself
+            for one in group:  # each step fails with its own error
                 self._commit([one])
             return
         self._commits += 1
@@ -157,7 +157,7 @@ class LogSync:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Keep out all syncs."""
+        """Block all syncs."""
         with self._turn:
             while self._is_running:
                 self._turn.wait()

@@ -41,10 +41,10 @@ def timeout_of(spec: JobSpec, function: JobFunction, job_timeout_s: float | None
 
 
 def isolation_of(spec: JobSpec, shape: Shape, function: JobFunction, options: WorkerOptions) -> str:
-    """What the job says, else its function. Otherwise a process for what only a process can keep (ranks of a gang,
-    GPUs, a limit of memory, a timeout of a function that is not async), the default of the worker for the rest, and
-    without that an event loop for coroutine functions and a process for others. ConfigError: it says something that it
-    cannot have."""
+    """The isolation that the job sets, else its function. Otherwise a process for what only a process can keep (ranks
+    of a gang, GPUs, a limit of memory, a timeout of a function that is not async), the default of the worker for the
+    rest, and without that an event loop for coroutine functions and a process for others. ConfigError: it says
+    something that it cannot have."""
     said = spec.isolation or function.defaults.isolation_name
     if said is not None:
         _check(said, spec, function)
@@ -66,7 +66,7 @@ def _check(said: str, spec: JobSpec, function: JobFunction) -> None:
         fixes: tuple[Fix, ...] = (Change({"isolation": "process"}), f"write async def {function.function.__name__}")
         raise ConfigError(Problem(ISOLATION_PROBLEM, message, fixes=fixes))
     if said != "process" and spec.shape.ranks > 1:
-        message = f"isolation={said!r} is not for gangs: each rank has variables of its own"
+        message = f"isolation={said!r} cannot run a gang: each rank needs environment variables of its own"
         fixes = (Change({"isolation": "process"}),)
         raise ConfigError(Problem(ISOLATION_PROBLEM, message, fixes=fixes))
     timeout_s = timeout_of(spec, function, None)

@@ -1,4 +1,4 @@
-"""Jobs as data: the specification, states, attempts, leases and records of jobs.
+"""Jobs as data: the specification, states, attempts, leases and records of jobs. Pure.
 
 Times are whole milliseconds of the store's clock, which counts like Unix time. Amounts are integers (`Shape`).
 """
@@ -28,7 +28,7 @@ class JobState(StrEnum):
     """States of a job; `state_machine.LEGAL_MOVES` has the moves between them."""
 
     SCHEDULED = "scheduled"
-    """Waits for a time: its `at` or `delay`, or the backoff before a retry."""
+    """Waits for its start time: `at` or `delay`, or the backoff before a retry."""
     BLOCKED = "blocked"
     """Waits for other jobs to succeed."""
     READY = "ready"
@@ -68,7 +68,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     """Ended because its cancellation was requested."""
     RELEASED = "released"
-    """Given back before it began. Not recorded, and not charged as an attempt."""
+    """Returned by its worker before it began. Neither recorded nor counted as an attempt."""
 
 
 class DependencyPolicy(StrEnum):
@@ -82,7 +82,7 @@ class DependencyPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often a job is run again, by the outcome of the attempt, and the delay before it.
+    """Maximum number of retries of a job, by the outcome of the attempt, and the delay before a retry.
 
     The delay before the nth retry for one outcome is `jitter x min(max_backoff_ms, backoff_ms x 2^(n-1))`, with a
     random number 0 <= jitter < 1 (full jitter). After an expired lease there is no delay.
@@ -114,14 +114,14 @@ NORMAL_RETRIES = Retries()
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A job as submitted. It never changes; what happens to it is in its `JobRecord`.
+    """A job as submitted. It never changes; `JobRecord` has the state and history of the job.
 
     Stores interpret `id`, `queue`, `priority`, `shape`, `retries`, `key`, `after`, `if_dependency_fails`, `at_ms`,
     `delay_ms` and `preemptible`; they keep everything else for the worker and for people.
     """
 
     id: str
-    """Made by the submitter (`job_id.new_job_id`), so that repeating a submission whose answer was lost is harmless.
+    """Made by the submitter (`job_id.new_job_id`), so that repeating a submission whose reply was lost is harmless.
     Ids sort by time: of two jobs with the same order key the smaller id is claimed first."""
     function: str
     """"pkg.module:name", or "/path/script.py:name"."""
@@ -132,7 +132,7 @@ class JobSpec:
     priority: int = 0
     """Higher is more urgent. One step is worth 60 s of waiting."""
     shape: Shape = NO_RESOURCES
-    """What it needs; with several ranks it is a gang, and each rank needs this."""
+    """Required resources; with several ranks the job is a gang, and each rank needs this."""
     retries: Retries = NORMAL_RETRIES
     key: str | None = None
     """Idempotency key: while the store keeps a job with this key, another submission of it returns that job."""
@@ -140,19 +140,19 @@ class JobSpec:
     """Ids of jobs that must have succeeded before this one may start."""
     if_dependency_fails: DependencyPolicy = DependencyPolicy.CANCEL
     at_ms: int | None = None
-    """Not before this time."""
+    """Earliest start."""
     delay_ms: int = 0
-    """Not before this long after its submission."""
+    """Minimum delay from the submission to the start."""
     timeout_ms: int | None = None
-    """Limit of one attempt, kept by the worker."""
+    """Time limit of one attempt, enforced by the worker."""
     isolation: str | None = None
     """"process", "warm_process", "thread" or "async"; None: the worker's default for such a job."""
     schedule: str | None = None
-    """Name of the schedule that submitted it."""
+    """Name of the schedule that submitted the job."""
     preemptible: bool = False
     """Whether it may be ended to make room for a job of higher priority."""
     preemption_grace_ms: int = DEFAULT_PREEMPTION_GRACE_MS
-    """Time to save its state after its preemption is requested, kept by the worker."""
+    """Time to save its state after its preemption is requested, enforced by the worker."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Plain JSON data that only workers interpret."""
 
@@ -197,7 +197,7 @@ class Member(NamedTuple):
     deadline_ms: int
     """When the lease expires, unless this worker renews it."""
     is_sent: bool = False
-    """Whether its worker has been given the rank."""
+    """Whether its worker has received the rank."""
     has_ended: bool = False
     """Whether its function has returned, or has saved its state after the preemption of the gang was requested."""
 
@@ -208,14 +208,14 @@ class Gang:
     have not ended renew it."""
 
     members: tuple[Member, ...]
-    """By rank."""
+    """Members in the order of their ranks."""
     address: str
     """HOST:PORT at which rank 0 listens."""
     result: bytes | None = None
-    """Of rank 0, until all members have ended."""
+    """Result of rank 0, kept until all members have ended."""
     result_encoding: str = ""
     is_preempted: bool = False
-    """Whether a member has saved its state and ended for another job."""
+    """Whether a member has saved its state and ended to make room for another job."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -230,15 +230,16 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job and what has happened to it."""
+    """A job with its state and history."""
 
     spec: JobSpec
     state: JobState
     shape: Shape
-    """What the next attempt needs: that of the specification, or more after it ran out of memory."""
+    """Resources of the next attempt: those of the specification, or more after it ran out of memory."""
     submitted_ms: int
     enqueued_ms: int
-    """When it could first run: the start of its waiting time. Kept over retries; a requeue sets it to its own time."""
+    """Start of the waiting time: when the job could first run. Retries keep it; a requeue sets it to the time of the
+    requeue."""
     due_ms: int | None = None
     """Scheduled: when it becomes ready. Leased: when the lease expires. Otherwise None."""
     token: int = 0
@@ -246,7 +247,7 @@ class JobRecord:
     attempt: int = 0
     """Number of attempts that were charged, the running one included."""
     counted_after: int = 0
-    """Attempts up to this number do not count against the retries: they ended before a requeue."""
+    """Attempts up to this number do not count against the retries, because a requeue followed them."""
     worker: str | None = None
     started_ms: int | None = None
     """Start of the running attempt."""
@@ -256,9 +257,9 @@ class JobRecord:
     """Jobs that have not succeeded yet, of those in `spec.after`."""
     cancel_requested: bool = False
     preempted_for: str | None = None
-    """Leased: the job that this one makes room for; its preemption is requested."""
+    """Leased and its preemption requested: id of the job for which it makes room."""
     gang: Gang | None = None
-    """Leased: the members, if the job is a gang. `worker` is that of rank 0."""
+    """Members of a leased gang. `worker` is the worker of rank 0."""
     progress: float | None = None
     message: str = ""
     """Text of the latest progress report."""
@@ -274,7 +275,7 @@ class JobRecord:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The workers that run it, each once."""
+        """The workers that run the job, without duplicates."""
         if self.gang is not None:
             return tuple(dict.fromkeys(self.gang.workers))
         return () if self.worker is None else (self.worker,)

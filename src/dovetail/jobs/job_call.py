@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class JobStopped(BaseException):
-    """The job process was asked to end: timeout, cancellation, or the end of its worker."""
+    """Raised in a job process that is asked to end: timeout, cancellation, or the end of its worker."""
 
 
 class FinalError(Exception):
-    """Raised by a job function of Dovetail: another attempt would end in the same way."""
+    """Error after which a retry is pointless. Raised by job functions of Dovetail."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(str(problem.message) for problem in problems))

@@ -43,13 +43,13 @@ REFERENCE_LIMIT_CHARS = 1_000
 SUBMIT_ELSEWHERE = frozenset(
     {"delay", "apply_async", "send", "send_with_options", "enqueue", "schedule", "kiq", "s", "si"}
 )
-"""Methods of the tasks of Celery, dramatiq, huey, RQ and taskiq that submit."""
+"""Methods by which tasks of Celery, dramatiq, huey, RQ and taskiq are submitted."""
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, eq=False)
 class JobFunction:
-    """A function that may run as a job, with the defaults of its options. Calling it calls the function."""
+    """A function that can run as a job, with its default options. Calling it calls the function."""
 
     function: Callable[..., Any]
     reference: str
@@ -87,7 +87,7 @@ class JobFunction:
 
     @property
     def model_parameter(self) -> str | None:
-        """Its parameter whose value names the model that a job uses."""
+        """Name of the parameter whose value names the model that a job uses."""
         return self.defaults.model
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,11 +145,14 @@ def job(
 ) -> Any:
     """Declare a function that workers may run: `@dt.job`, `@dt.job(resources=dt.Resources(gpus=1), timeout="1h")`.
 
-    The options are defaults for its jobs; `submit` overrides them. `isolation`: "process", "warm_process",
-    "thread" or "async". `preemptible`: may be ended for a job of higher priority, after `preemption_grace` to save its
-    state. `model`: the parameter whose value names the model that a job uses; the job then runs in a warm process that
-    holds this model, if one is idle. `ranks`: members of a gang, which run at once. `batch`: one call for
-    many jobs (`dt.Batch`).
+    The options are defaults for its jobs; `submit` overrides them.
+
+    - `isolation`: "process", "warm_process", "thread" or "async".
+    - `preemptible`: allow ending a job for one of higher priority, after `preemption_grace` to save its state.
+    - `model`: the parameter whose value names the model that a job uses; the job then runs in a warm process that
+      holds this model, if one is idle.
+    - `ranks`: number of processes of a gang, which run at once.
+    - `batch`: one call for many jobs (`dt.Batch`).
     """
     options = checked_job_options(
         JobOptions(
@@ -318,7 +321,7 @@ class Application:
     functions: Mapping[str, JobFunction] = field(default_factory=dict)
     """By reference."""
     _aliases: Mapping[str, JobFunction] = field(default_factory=dict, repr=False)
-    """The functions of modules by file and name, for jobs that a script submitted which is also a module."""
+    """Functions by file and name, for jobs that were submitted by running one of the modules as a script."""
 
     @classmethod
     def load(cls, modules: Sequence[str]) -> Application:
@@ -329,7 +332,7 @@ class Application:
         functions: dict[str, JobFunction] = {}
         aliases: dict[str, JobFunction] = {}
         if not modules:
-            message = "no module of functions is given: this worker could run nothing"
+            message = "no module with job functions is given, so this worker could run nothing"
             fixes = ("--app pkg.module", "--app path/script.py", "--runs FOLDER")
             problems.append(Problem(BAD_APPLICATION, message, fixes=fixes))
         for written in modules:
@@ -384,7 +387,7 @@ def load_application(modules: Sequence[str] | str, *, runs: bool) -> Application
 
 
 def _functions_of(module: ModuleType) -> list[JobFunction]:
-    """Functions that the module declares; those that it imports from other modules belong to these."""
+    """Functions that the module itself declares, without those that it imports from other modules."""
     place = _module_reference(module.__name__)
     found = []
     for name, value in list(vars(module).items()):

@@ -39,13 +39,13 @@ UNKNOWN_JOB = "DT612"
 JOB_FAILED = "DT613"
 JOB_NOT_FINISHED = "DT614"
 WAIT_SLICE_S = 60.0
-"""Longest single wait of the store, so that a broken connection is noticed."""
+"""Maximum duration of a single wait in the store, so that a broken connection is noticed."""
 TRACEBACK_LINES = 12
-"""Lines of the traceback that a message shows; `JobError.traceback` has all."""
+"""Maximum number of lines of the traceback in a message; `JobError.traceback` has all."""
 
 
 class Job:
-    """A job in a queue. Every property asks the store; `record()` reads all of them at once. Thread-safe."""
+    """A job in a queue. Every property reads the store; `record()` reads all of them at once. Thread-safe."""
 
     __slots__ = ("__weakref__", "_queue", "_snapshot", "created", "id")
 
@@ -57,7 +57,7 @@ class Job:
         self._snapshot = snapshot
 
     def record(self) -> JobRecord:
-        """Everything that the store knows of the job now. ConfigError: it was purged."""
+        """All data of the job in the store. Raises ConfigError if it was purged."""
         [found] = self._queue.store.get([self.id])
         if found is None:
             raise unknown_jobs([self.id])
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def snapshot(self) -> JobRecord:
-        """The record that was read last: in a list, without asking the store again."""
+        """The latest record that was read, such as by a list. Does not read the store again."""
         return self._snapshot or self.record()
 
     @property
@@ -95,14 +95,14 @@ class Job:
         return self.record().error
 
     def wait(self, timeout: float | None = None) -> JobState:
-        """Wait until the job is finished, at most `timeout` seconds; the state that it then has."""
+        """Wait until the job is finished, at most `timeout` seconds. Returns its state."""
         self._wait(_checked_timeout(timeout))
         return self.status
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the job and return its result.
 
-        JobError if it failed, died or was cancelled, with the traceback of the worker; JobTimeoutError (a
+        Raises JobError if it failed, died or was cancelled, with the traceback of the worker; JobTimeoutError (a
         TimeoutError) if it is not finished after `timeout` seconds. The job then continues.
         """
         self._wait(_checked_timeout(timeout))
@@ -153,7 +153,7 @@ class Job:
         return self._queue.requeue(self)[0]
 
     def problem(self) -> Problem | None:
-        """Why a waiting job cannot be run by any worker that is running now; None: one can, or it does not wait."""
+        """The reason why no running worker can run a waiting job; None if one can, or if the job does not wait."""
         record = self.record()
         if record.state not in (JobState.READY, JobState.SCHEDULED, JobState.BLOCKED):
             return None
@@ -199,7 +199,7 @@ class JobPage:
 
     jobs: tuple[Job, ...]
     next_id: str | None
-    """Pass it as `before` for the next page; None: this is the last one."""
+    """Pass it as `before` to get the next page; None if this is the last one."""
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self.jobs)
@@ -242,7 +242,7 @@ class JobSchedule:
 
     @property
     def next_time(self) -> datetime:
-        """The next fire time when the schedule was read."""
+        """The next fire time, as of when the schedule was read."""
         return datetime.fromtimestamp(self._schedule.next_ms / 1000, UTC)
 
     def jobs(self, limit: int = 100) -> JobPage:
@@ -250,7 +250,7 @@ class JobSchedule:
         return self._queue.list(schedule=self.name, limit=limit)
 
     def remove(self) -> bool:
-        """Remove the schedule; its jobs stay. False: it was removed already."""
+        """Remove the schedule; its jobs stay. Returns False if it was removed already."""
         return self._queue.remove_schedule(self.name)
 
     def __repr__(self) -> str:
@@ -282,7 +282,7 @@ def job_error(record: JobRecord) -> JobError:
 
 
 def unknown_jobs(ids: Sequence[str]) -> ConfigError:
-    """The error that a queue has no such jobs."""
+    """The error for jobs that a queue does not have."""
     fix = "list the jobs of the queue: dovetail jobs ls"
     return ConfigError(
         Problem(

@@ -24,7 +24,8 @@ def _base32(number: int, digits: int) -> str:
 
 
 class JobIds:
-    """Ids that increase within this process, also if the clock is set back, and differ between processes."""
+    """Generator of ids that increase within this process, even if the clock is set back, and differ between
+    processes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

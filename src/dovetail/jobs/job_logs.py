@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dovetail.jobs.payload_files import PayloadFiles
 
 LOG_LIMIT_BYTES = 8 << 20
-"""Limit of one file. Its first half and its newest lines are kept."""
+"""Maximum size of one file. If it grows larger, its first half and its newest lines are kept."""
 FOLDER_LIMIT_BYTES = 1 << 30
 FOLDER_LIMIT_S = 14 * 86_400.0
 
@@ -64,7 +64,7 @@ class JobLogs:
             files if isinstance(files, LocalFiles) and folder is None else LocalFiles(folder or default_log_folder())
         )
         self._remote = None if self._local is files else files
-        """Where the output is copied at the end of an attempt."""
+        """Files to which the output is copied at the end of an attempt."""
         self._is_of_queue = self._local is files
         self._limit_bytes = limit_bytes
         self._has_folder = False
@@ -103,7 +103,7 @@ class JobLogs:
                 _shorten(log.fd, self._limit_bytes)
 
     def close(self, log: JobLog, *, has_writers: bool = True) -> None:
-        """After the end of the attempt. `has_writers`: a process may still have the file open."""
+        """Close the file after the end of the attempt. `has_writers`: a process may still have the file open."""
         size = os.fstat(log.fd).st_size
         if not (size or log.is_named or has_writers):
             self._unused.append(log.fd)
@@ -111,7 +111,7 @@ class JobLogs:
         try:
             self.check(log)
             if self._remote is not None and size:
-                with contextlib.suppress(DovetailError, OSError):  # the result counts without its output
+                with contextlib.suppress(DovetailError, OSError):  # the result is recorded even if this fails
                     self._remote.put(log.name, os.pread(log.fd, 2 * self._limit_bytes, 0))
         finally:
             os.close(log.fd)

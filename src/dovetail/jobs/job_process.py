@@ -1,8 +1,8 @@
-"""Process of a job: forked by the fork server, calls the function, sends its end over a socket and exits.
+"""Process of a job: forked by the fork server, calls the function, sends the outcome over a socket and exits.
 
 Frames to the worker: ("progress", fraction, message), ("ended", outcome, encoding, error, traceback, final, on GPU)
-with the result as body. ("looks", KIND) when
-the job first asks for a request. From the worker, the requests: ("cancel",), ("checkpoint",).
+with the result as body, and ("looks", KIND) when the job first checks for a request. Frames from the worker are these
+requests: ("cancel",), ("checkpoint",).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PROGRESS_INTERVAL_S = 0.2
 
 
 class ProcessSetup(NamedTuple):
-    """What all processes of a worker's jobs have in common."""
+    """Settings that all job processes of a worker share."""
 
     modules: tuple[str, ...]
     path: tuple[str, ...]
@@ -56,7 +56,7 @@ class ProcessSetup(NamedTuple):
     worker: str
     allow_pickle: bool
     files: str | None
-    """Location of large payloads."""
+    """Location of the files of large payloads."""
     inline_limit_bytes: int
 
     def pack(self) -> bytes:
@@ -80,9 +80,9 @@ class JobCall(NamedTuple):
     token: int
     queue: str
     threads: int
-    """For libraries with thread pools: CPUs of its seat."""
+    """Number of threads for libraries with thread pools: the CPUs of its seat."""
     is_warm: bool = False
-    """Whether the process waits for other jobs afterwards (`warm_process.py`)."""
+    """Whether the process waits for another job afterwards (`warm_process.py`)."""
     rank: int = 0
     ranks: int = 1
 
@@ -99,15 +99,15 @@ class _Prepared(NamedTuple):
     application: Application
     codec: PayloadCodec
     thread_setters: tuple[ThreadSetter, ...]
-    """For the libraries that it has loaded, with one thread each."""
+    """Functions that set the number of threads of the loaded libraries, which start with one."""
 
 
 _PREPARED: list[_Prepared] = []
-"""What `prepare` has imported: one entry, inherited by forked processes."""
+"""The application that `prepare` has imported; at most one entry, inherited by forked processes."""
 
 
 def prepare(body: bytes) -> None:
-    """Import the modules of the application. In the fork server, or in a process of its own interpreter."""
+    """Import the modules of the application: in the fork server, or in a job process that was not forked from one."""
     # here, not in each process: this one writes nothing, and they inherit the objects
     if sys.stdout is not None:
         sys.stdout = TimestampedOutput(sys.stdout)
@@ -205,9 +205,9 @@ class JobLink:
         self._channel: Channel | None = None
         self._lock = threading.Lock()
         self._requests: set[str] = set()
-        """Kinds of requests that have come."""
+        """Kinds of requests that the worker has sent."""
         self._looks: set[str] = set()
-        """Kinds of requests that the job has asked for."""
+        """Kinds of requests for which the job has checked at least once."""
         self._progress: tuple[float | None, str | None] | None = None
         self._reporter: threading.Thread | None = None
         self._news: threading.Event | None = None
@@ -229,7 +229,7 @@ class JobLink:
                 self._sock.sendall(part)
 
     def report(self, fraction: float | None, message: str | None) -> None:
-        """Keep the latest progress for a thread that sends it, so that a loop that reports often costs little."""
+        """Store the latest progress; a thread sends it, so that frequent reports cost little."""
         with self._lock:
             before = self._progress or (None, None)
             self._progress = (
@@ -295,13 +295,13 @@ def ending_from_frame(head: Sequence[object], body: memoryview) -> Ending:
 
 
 def _on_terminate(*_: object) -> NoReturn:
-    """Raised where the job is, so that its `finally` blocks run. A second signal ends the process."""
+    """Raise `JobStopped` in the running code, so that its `finally` blocks run. A second signal ends the process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise JobStopped
 
 
 def has_no_children() -> bool:
-    """Whether the job has left no process, in whatever session: this process has adopted them."""
+    """Whether the job has left no child process. This process adopts its orphans, whatever their session."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

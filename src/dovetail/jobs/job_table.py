@@ -1,4 +1,4 @@
-"""The table port: indexed rows of jobs, workers and schedules, on which `Transaction` decides.
+"""The table port: indexed rows of jobs, workers and schedules, on which `Transaction` decides. Pure.
 
 A store that runs its steps in Python (memory, SQLite) implements this port and gets its behaviour from `Transaction`.
 The Redis store implements the steps themselves, in Lua.
@@ -28,7 +28,7 @@ class Bucket(Protocol):
     """Ready jobs of one queue and shape, in order."""
 
     def peek(self) -> JobRecord | None:
-        """The first job; None if there is none left."""
+        """The first job; None if the bucket is empty."""
 
     def pop(self) -> None:
         """Remove the first job from the bucket: it has been claimed."""
@@ -38,12 +38,12 @@ class JobTable(Protocol):
     """Rows of one store, inside one atomic step."""
 
     def prefetch(self, ids: Iterable[str]) -> None:
-        """Announce jobs that `get` will ask for."""
+        """Announce jobs that `get` will request, so that they are read together."""
 
     def get(self, job_id: str) -> JobRecord | None: ...
 
     def payload(self, record: JobRecord) -> bytes:
-        """Payload of a job; the record of `get` may be without it."""
+        """Payload of a job, which the record of `get` may lack."""
 
     def put(self, record: JobRecord) -> None:
         """Insert or replace a job, in all indexes."""
@@ -56,7 +56,7 @@ class JobTable(Protocol):
         """Blocked jobs whose `unmet` has this job, by id."""
 
     def assigned(self, worker: str) -> list[str]:
-        """Gangs with members that are to be sent to this worker, by id."""
+        """Gangs whose members have not been sent to this worker yet, by id."""
 
     def due(self, now_ms: int, limit: int) -> list[JobRecord]:
         """Scheduled and leased jobs with `due_ms <= now_ms`, by (due_ms, id)."""
@@ -74,7 +74,7 @@ class JobTable(Protocol):
         """Bytes of payloads and results of finished jobs that the filter accepts."""
 
     def queue_settings(self) -> Mapping[str, QueueSettings]:
-        """Of queues that have any."""
+        """Settings of the queues that have any."""
 
     def put_queue_settings(self, queue: str, settings: QueueSettings) -> None: ...
 
@@ -107,10 +107,10 @@ class JobTable(Protocol):
         """The same, grouped by what is free."""
 
     def passed_ms(self, job_id: str) -> int | None:
-        """When a worker has left this job to a better one."""
+        """Time at which a worker left this job to a better one; None if none did."""
 
     def put_pass(self, job_id: str, now_ms: int, before_ms: int) -> None:
-        """Keep that time, and forget those before `before_ms`."""
+        """Record the time at which a job was left to a better worker, and drop times before `before_ms`."""
 
     def schedules(self) -> list[Schedule]:
         """By name."""

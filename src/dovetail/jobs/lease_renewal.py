@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 LEASE_LOST = "the lease was lost: the worker was stopped or cut off for longer than a lease"
 MIN_INTERVAL_S = 0.2
-"""Between renewals that are made early, because a cancellation may have been requested."""
+"""Minimum time between early renewals, which are made when a cancellation may have been requested."""
 RETRY_S = 0.25
-"""After a failed renewal: the leases may be about to expire."""
+"""Delay after a failed renewal. Short, because the leases may be about to expire."""
 
 
 class LeaseRenewal:
@@ -94,7 +94,7 @@ class LeaseRenewal:
         return found
 
     def give_back(self, renewals: Sequence[Renewal]) -> None:
-        """They were not sent: send their progress with the next ones."""
+        """Handle renewals that were not sent: their progress is sent with the next ones."""
         for renewal in renewals:
             if renewal.progress is not None or renewal.message is not None:
                 for attempt in self._table.of_lease(renewal.job_id, renewal.token):

@@ -52,7 +52,7 @@ def unix_clock() -> Callable[[], int]:
 
 
 class MemoryStore:
-    """Jobs of one process. They end with it."""
+    """Jobs in the memory of one process."""
 
     def __init__(self, clock_ms: Callable[[], int] | None = None) -> None:
         self._clock_ms = clock_ms or unix_clock()
@@ -232,7 +232,7 @@ class MemoryTable:
         self._offers = OfferGroups()
         self._leases: dict[str, int] = {}
         self._passes: dict[str, int] = {}
-        """Job -> when it was passed over, oldest first."""
+        """Job id -> when a worker left the job to a better one, oldest first."""
         self._assigned: dict[str, set[str]] = {}
         self._schedules: dict[str, Schedule] = {}
 
@@ -469,7 +469,7 @@ class MemoryBucket:
 
 
 def unsent_workers(record: JobRecord | None) -> set[str]:
-    """Workers with members of a gang that they have not been given."""
+    """Workers that have not received their members of a gang yet."""
     if record is None or record.gang is None:
         return set()
     return {member.worker for member in record.gang.members if not member.is_sent}

@@ -32,10 +32,10 @@ KEY_LIMIT_CHARS = 500
 
 
 class ModelPort(Protocol):
-    """The ledger of the worker, as a cache sees it. All methods but `reserve` return at once."""
+    """The port of a cache to the model ledger of the worker. All methods except `reserve` return at once."""
 
     def reserve(self, key: str, device: int | None, size: int, *, can_wait: bool) -> str:
-        """Block until the memory is reserved (""), or refused (the reason)."""
+        """Block until the memory is reserved or refused. Returns "" or the reason of the refusal."""
 
     def on_loaded(self, key: str, load_s: float) -> None: ...
 
@@ -60,7 +60,7 @@ class _Entry:
         self.value: Any = None
         self.error: BaseException | None = None
         self.is_refused = False
-        """Whether it got no memory, for reasons of the job that asked first."""
+        """Whether its memory was refused because of the job that requested it first; others may still get it."""
         self.pins = 1
 
 
@@ -73,7 +73,7 @@ class ModelCache:
         self._lock = threading.Lock()
 
     def get(self, key: str, load: Callable[[], T], size: int, device: int | None, *, can_wait: bool) -> T:
-        """The model, pinned: `unpin` follows."""
+        """Return the model, pinned: each call needs an `unpin`."""
         while True:
             with self._lock:
                 entry = self._entries.get(key)
@@ -123,7 +123,7 @@ class ModelCache:
             self._port.on_unpinned(keys)
 
     def evict(self, keys: Sequence[str]) -> None:
-        """Close these models, but for those that a job uses. Never raises."""
+        """Close these models, except those that a job uses. Never raises."""
         for key in keys:
             with self._lock:
                 entry = self._entries.get(key)
@@ -142,12 +142,12 @@ class ModelCache:
 
 
 class JobModels:
-    """Models that a job uses; they are loaded once per process and kept for later jobs. Thread-safe."""
+    """Models for the code of a job: loaded once per process and kept for later jobs. Thread-safe."""
 
     def __init__(
         self, cache: ModelCache, find_device: Callable[[int | None], int | None] = lambda device: device
     ) -> None:
-        """`find_device`: the device of a job that shares its process with jobs on other cards."""
+        """`find_device`: maps a device number of the job to the card, for processes shared by jobs on several cards."""
         self._cache = cache
         self._find_device = find_device
         self._pins: Counter[str] = Counter()
@@ -155,8 +155,8 @@ class JobModels:
         self._lock = threading.Lock()
 
     def get(self, key: str, load: Callable[[], T], *, bytes: str | int, device: object = None) -> T:  # noqa: A002
-        """The model under this key. If the process does not have it, `bytes` are reserved, other models are evicted if
-        necessary, and `load()` is called; jobs that ask for the same key meanwhile wait for this load.
+        """Return the model with this key. If the process does not have it, `bytes` are reserved, other models are
+        evicted if necessary, and `load()` is called; jobs that ask for the same key meanwhile wait for this load.
 
         The model stays until the job has ended, or releases it. `device`: the number of a card that the job sees,
         such as 1 or "cuda:1", or "cpu" for the memory of the machine; by default the first card of the job, and the
@@ -173,7 +173,7 @@ class JobModels:
         return await asyncio.to_thread(self._get, key, load, bytes, device)
 
     def release(self, key: str, device: object = None) -> None:
-        """End the use of a model that one `get` began, before the job ends."""
+        """End the use of a model that one `get` began, before the end of the job."""
         name = _name(key, self._find_device(_device(device)))
         with self._lock:
             is_pinned = self._pins[name] > 0
@@ -182,7 +182,7 @@ class JobModels:
             self._cache.unpin([name])
 
     def release_all(self) -> None:
-        """The job has ended."""
+        """End all uses, at the end of the job."""
         with self._lock:
             self._is_over = True
             names = list(self._pins.elements())
@@ -192,7 +192,7 @@ class JobModels:
 
     @contextmanager
     def using(self, key: str, load: Callable[[], T], *, bytes: str | int, device: object = None) -> Iterator[T]:  # noqa: A002
-        """`get`, and `release` at the end of the block."""
+        """Context manager: `get`, then `release` at the end of the block."""
         try:
             yield self.get(key, load, bytes=bytes, device=device)
         finally:
@@ -213,7 +213,7 @@ class JobModels:
 
 
 class NoModels(JobModels):
-    """Of a job in a process of its own, which would load its models for itself alone."""
+    """The cache of jobs with isolation "process", which refuses: a model would be dropped at the end of its job."""
 
     def __init__(self) -> None:
         pass
@@ -234,7 +234,7 @@ class NoModels(JobModels):
 
 
 def _close(key: str, entry: _Entry) -> None:
-    """Close a model and give its memory back."""
+    """Close a model and release its memory."""
     for name in ("close", "teardown"):
         method = getattr(entry.value, name, None)
         if callable(method):
@@ -250,7 +250,7 @@ def _close(key: str, entry: _Entry) -> None:
     if torch is not None:
         with suppress(Exception):
             if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()  # else only this process could use the memory
+                torch.cuda.empty_cache()  # otherwise only this process could use the memory
 
 
 # --- arguments
@@ -269,7 +269,7 @@ def _size(key: str, value: object) -> int:
 
 
 def _device(value: object) -> int | None:
-    """The number of a card that the job sees; HOST: memory of the machine; None: not given."""
+    """The number of a card that the job sees, or HOST for the memory of the machine; None if no device is given."""
     if value is None:
         return None
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     Actions = list[Callable[[], None]]
 
 GRANTED = ""
-"""Answer to a reservation that has got its memory; any other text is the reason of a refusal."""
+"""Reply to a reservation that was granted; any other text is the reason of a refusal."""
 
 
 class ModelHost(Protocol):
-    """A cache, as the ledger sees it."""
+    """The port of the ledger to a cache."""
 
     @property
     def pid(self) -> int | None: ...
@@ -74,7 +74,7 @@ class ModelLedger:
             return self._last_host
 
     def remove_host(self, number: int) -> None:
-        """Its process has ended: its bytes are free."""
+        """Release the bytes of a host whose process has ended."""
         with self._lock:
             self._hosts.pop(number, None)
             self._requests = [request for request in self._requests if request.host != number]
@@ -98,8 +98,8 @@ class ModelLedger:
     def reserve(
         self, host: int, key: str, device: int, size: int, *, can_wait: bool, answer: Callable[[str], None]
     ) -> None:
-        """Get memory for a load. `can_wait`: until other jobs end; a job that holds other models must not, because two
-        such jobs could wait for each other. It always waits for evictions."""
+        """Request memory for a load. `can_wait`: until other jobs end; a job that holds other models must not, because
+        two such jobs could wait for each other. It always waits for evictions."""
         with self._lock:
             self._requests.append(_Request(host, key, device, size, can_wait, answer))
             actions = self._advance()
@@ -128,7 +128,7 @@ class ModelLedger:
         _run(actions)
 
     def on_failed(self, host: int, key: str) -> None:
-        """Its load has failed, and nothing of it is kept."""
+        """Release the memory of a model whose load has failed."""
         with self._lock:
             model = self._table.on_failed(host, key)
             if model is not None:
@@ -145,14 +145,14 @@ class ModelLedger:
         _run(actions)
 
     def on_job_ended(self) -> None:
-        """Resources of a job have become free."""
+        """Handle resources of a job that became free."""
         if self._requests:
             with self._lock:
                 actions = self._advance()
             _run(actions)
 
     def trim(self) -> None:
-        """Evict what is above the limit of the worker, which follows the number of runs on the machine."""
+        """Evict models above the limit of the worker, which depends on the number of runs on the machine."""
         with self._lock:
             devices = {model.device for model in self._table}
             over = {device: self._capacity.excess_bytes(device) for device in devices}
@@ -222,7 +222,7 @@ class ModelLedger:
         return actions
 
     def _decide(self, request: _Request, actions: Actions) -> str | None:
-        """The answer to a request; None: not yet."""
+        """The reply to a request; None if it has to wait."""
         if self._table.get(request.host, request.key) is not None:
             return None  # it is being evicted from this process
         limit = self._capacity.memory_limit(request.device)
@@ -254,7 +254,7 @@ class ModelLedger:
 
 
 class LocalPort:
-    """The ledger as the cache of this process sees it: that of jobs in threads and in the event loop."""
+    """The port of the cache in the worker process, which serves jobs in threads and in the event loop."""
 
     def __init__(self, ledger: ModelLedger) -> None:
         self._ledger = ledger

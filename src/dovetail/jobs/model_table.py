@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 RELOAD_WINDOW_S = 60.0
-"""A model that is loaded within this time after its eviction counts as reloaded: the memory for models is too small."""
+"""A load within this time after the model's eviction counts as a reload: the memory for models is too small."""
 FORGOTTEN_AFTER = 1_000
-"""Evicted models whose uses are remembered."""
+"""Maximum number of evicted models whose uses are remembered."""
 MIN_LOAD_S = 0.001
-"""Load time of models that load at once, so that their priority depends on their uses."""
+"""Minimum load time in priorities, so that the priority of fast models still depends on their uses."""
 
 
 class ModelState(Enum):
     LOADING = "loading"
     LOADED = "loaded"
     EVICTING = "evicting"
-    """Its process was asked to close it; its bytes are still in use."""
+    """Its process was asked to close it; its bytes are not free yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,15 +36,15 @@ class Model:
     """A model in one process."""
 
     host: int
-    """The process that holds it."""
+    """Number of the process that holds the model."""
     key: str
     device: int
     """Position of the card; HOST (-1) is the memory of the machine."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     state: ModelState = ModelState.LOADING
     pins: int = 1
-    """Running jobs that use it."""
+    """Number of uses by running jobs."""
     uses: int = 1
     load_s: float = MIN_LOAD_S
     priority: float = 0.0
@@ -69,7 +69,7 @@ class ModelTotals:
     failures: int = 0
     evictions: int = 0
     lost: int = 0
-    """Models that ended with their process."""
+    """Models that were lost with their process."""
     reloads: int = 0
     """Loads of a model within `RELOAD_WINDOW_S` after its eviction."""
 
@@ -102,7 +102,7 @@ class ModelTable:
     # --- the life of a model
 
     def add(self, host: int, key: str, device: int, size: int) -> None:
-        """Its bytes were reserved, and its load begins, pinned by the job that asked for it."""
+        """Add a model whose bytes were reserved and whose load begins, pinned by the job that requested it."""
         assert (host, key) not in self._models
         self._models[host, key] = Model(host, key, device, size)
         self.totals.misses += 1
@@ -121,7 +121,7 @@ class ModelTable:
         self._renew(model)
 
     def on_used(self, host: int, key: str) -> None:
-        """A job uses it, and pins it. It may be asked to end already: then its process keeps it."""
+        """Count a use and pin the model. If its eviction was requested already, its process keeps it."""
         model = self._models[host, key]
         model.pins += 1
         model.uses += 1
@@ -135,7 +135,7 @@ class ModelTable:
                 model.pins = max(0, model.pins - 1)
 
     def on_kept(self, host: int, key: str) -> None:
-        """Its process did not evict it: a job began to use it meanwhile."""
+        """Handle a model that its process did not evict, because a job began to use it meanwhile."""
         model = self._models.get((host, key))
         if model is not None and model.state is ModelState.EVICTING:
             model.state = ModelState.LOADED
@@ -151,14 +151,14 @@ class ModelTable:
         return model
 
     def on_failed(self, host: int, key: str) -> Model | None:
-        """Its load has failed."""
+        """Remove a model whose load has failed."""
         model = self._models.pop((host, key), None)
         if model is not None:
             self.totals.failures += 1
         return model
 
     def remove_host(self, host: int) -> list[Model]:
-        """The process has ended, and all its models with it."""
+        """Remove all models of a process that has ended."""
         ended = self.of_host(host)
         for model in ended:
             del self._models[host, model.key]
@@ -179,7 +179,7 @@ class ModelTable:
             found += model.size
         if found < size:
             return []
-        # a large one at the end may make earlier ones unnecessary
+        # a large model at the end may make earlier ones unnecessary
         for model in list(chosen):
             if found - model.size >= size:
                 chosen.remove(model)

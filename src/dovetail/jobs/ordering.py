@@ -1,4 +1,4 @@
-"""Order in which jobs are claimed, and the delay before a retry.
+"""Order in which jobs are claimed, and the delay before a retry. Pure.
 
 The order key is static: `enqueued_ms - priority x 60 s`. Two jobs that wait never change places, because both age at
 the same rate, so no key is ever computed again. A job waits behind one of a higher priority only if that one was
@@ -17,7 +17,7 @@ MAX_DOUBLINGS = 40
 
 
 def order_key(enqueued_ms: int, priority: int) -> int:
-    """Jobs with the smallest key are claimed first; of equal keys the one with the smallest id."""
+    """Order key: jobs with the smallest key are claimed first, those with equal keys in the order of their ids."""
     return enqueued_ms - priority * AGEING_MS_PER_STEP
 
 

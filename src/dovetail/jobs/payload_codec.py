@@ -47,7 +47,7 @@ NO_CALL = b"[[],{}]"
 _ALLOW_PICKLE = "dt.Queue(url, allow_pickle=True), and `dovetail worker --allow-pickle`"
 _PLAIN = frozenset({str, int, bool, type(None), float})
 _INT_LIMIT = 10**4300
-"""Python refuses to write longer numbers as text, and to read them."""
+"""Maximum number of digits of an integer; Python does not convert longer ones to or from text."""
 _TEXT_KEYS = frozenset({str})
 _dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False).encode
 _ascii_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
@@ -59,7 +59,7 @@ class PayloadCodec:
 
     allow_pickle: bool = False
     files: PayloadFiles | None = None
-    """Where data above the limit goes; None: it is refused."""
+    """Files for data above the limit; None: such data is refused."""
     inline_limit_bytes: int = INLINE_LIMIT_BYTES
     owner: str = ""
     """Id of the job that files are written for; they are deleted with it."""
@@ -77,14 +77,14 @@ class NotJson:
     value: object
     reason: str
     instead: str
-    """Python source of what to pass instead; "" if unknown."""
+    """Python source of a value to pass instead; "" if unknown."""
 
 
 # --- calls and results
 
 
 def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any], codec: PayloadCodec) -> tuple[bytes, str]:
-    """(payload, encoding) of the arguments of a job. ConfigError: not JSON, or too large."""
+    """(payload, encoding) of the arguments of a job. Raises ConfigError if they are not JSON, or too large."""
     if not args and not kwargs:
         return NO_CALL, JSON
     if codec.allow_pickle:
@@ -106,7 +106,7 @@ def decode_call(payload: bytes, encoding: str, codec: PayloadCodec) -> tuple[tup
 
 
 def encode_result(value: object, codec: PayloadCodec) -> tuple[bytes, str]:
-    """(data, encoding) of the result of a job. ConfigError: not JSON, or too large."""
+    """(data, encoding) of the result of a job. Raises ConfigError if it is not JSON, or too large."""
     if value is None:
         return b"null", JSON
     if codec.allow_pickle:
@@ -161,7 +161,7 @@ def _decoded(data: bytes, encoding: str, codec: PayloadCodec) -> Any:
         data = codec.files.read(data.decode())
     if kind == JSON:
         return json.loads(data)
-    import pickle  # late: only queues that allow it
+    import pickle  # imported late: only queues that allow it need it
 
     return pickle.loads(data)  # noqa: S301 - the user has allowed it for this queue
 
@@ -315,7 +315,7 @@ _INSTEAD_BY_TYPE = {
 
 
 def _instead(value: Any) -> str:
-    """What to pass instead of a value, as Python source."""
+    """Python source of a value to pass instead."""
     from enum import Enum
     from os import PathLike
 

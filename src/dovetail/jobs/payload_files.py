@@ -34,17 +34,17 @@ class PayloadFiles(Protocol):
     """The folder or URL."""
 
     def write(self, data: bytes, owner: str = "") -> str:
-        """Store data under a new name in the folder of a job; without one, it is never purged. EngineError: it cannot
-        be written."""
+        """Store data under a new name in the folder of a job; without a job, it is never purged. Raises EngineError if
+        it cannot be written."""
 
     def read(self, name: str) -> bytes:
-        """ConfigError: there is no such file, or the name is not one of these files."""
+        """Read a file. Raises ConfigError if it does not exist, or if the name is invalid."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Store data under a name of the caller, and replace what it had."""
+        """Store data under a given name, replacing an existing file."""
 
     def may_have_files(self) -> bool:
-        """False: nothing was ever written."""
+        """Whether anything was ever written."""
 
     def delete_of(self, owners: Iterable[str]) -> None:
         """Delete the files of jobs; jobs without files are ignored."""

@@ -38,7 +38,7 @@ def live_workers(workers: Iterable[WorkerInfo], now_ms: int) -> list[WorkerInfo]
 
 
 def placement_problem(queue: str, shape: Shape, workers: Sequence[WorkerInfo]) -> Problem | None:
-    """Why none of these workers can ever run such a job; None: one can."""
+    """The reason why none of these workers can ever run such a job; None if one can."""
     if not workers:
         message = f"no worker can run this: no worker is running for the queue {queue!r}"
         return Problem(NO_WORKER, message, fixes=(f"dovetail worker --queue URL --queues {queue} --app pkg.module",))
@@ -81,7 +81,7 @@ def placement_problem(queue: str, shape: Shape, workers: Sequence[WorkerInfo]) -
 
 
 def worker_capacity(details: Mapping[str, object]) -> FreeResources | None:
-    """What a worker has in all; None: not limited, or not known."""
+    """All resources of a worker; None if they are not limited, or not known."""
     node = worker_node(details)
     return None if node is None else NodeKind(node).untouched()
 

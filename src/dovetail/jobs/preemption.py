@@ -28,7 +28,8 @@ class Candidate(NamedTuple):
 
 
 class KeptRoom:
-    """Room that a claim keeps for jobs that others are ended for, the first in order first."""
+    """Room that a claim keeps for jobs of higher priority, for which other jobs are being ended; in the order of these
+    jobs."""
 
     def __init__(
         self, admission: Admission, waiting: Iterable[JobRecord], ending: Iterable[Candidate], room: Room
@@ -41,7 +42,7 @@ class KeptRoom:
         later = self._later(room)
         for record in sorted(waiting, key=order_of):
             left = later.after_start(record.shape, admission)
-            if left is not None:  # otherwise the worker has less than it had: others need not wait for that
+            if left is not None:  # otherwise the worker has become smaller: no room is kept for this job
                 later = left
                 self.waiting.append(record)
 
@@ -50,7 +51,7 @@ class KeptRoom:
         return not self.waiting or self.left(room) is not None
 
     def take_startable(self, room: Room, may_start: Callable[[JobRecord], bool]) -> tuple[JobRecord, Room] | None:
-        """Take out the first waiting job that fits now; answer it, and the room after its start."""
+        """Remove the first waiting job that fits now. Returns it, and the room after its start."""
         for record in self.waiting:
             left = room.after_start(record.shape, self._admission) if may_start(record) else None
             if left is None:
@@ -85,7 +86,7 @@ class KeptRoom:
 def choose_preempted(
     admission: Admission, job: JobRecord, room: Room, candidates: Sequence[Candidate]
 ) -> list[Candidate]:
-    """Running jobs whose end makes room for this job; empty: no set of them does, or none is needed."""
+    """Running jobs whose end makes room for this job; empty if no set of them suffices, or if none is needed."""
     lower = [one for one in candidates if one.record.spec.priority < job.spec.priority]
     lower.sort(key=_preference)
 

@@ -67,40 +67,40 @@ MAX_THREADS = 10_000
 
 @dataclass(slots=True, eq=False)
 class JobProcess:
-    """A process of an attempt, or of one attempt after another."""
+    """A process that runs one attempt, or one attempt after another."""
 
     number: int
     attempt: RunningAttempt
-    """The running one, or the last one of an idle process."""
+    """The running attempt, or the last one of an idle process."""
     server: Server
     channel: Channel
     log: JobLog
     environment: Mapping[str, str]
     host: int | None = None
-    """Its number in the ledger of models; None: it runs one job."""
+    """Its number in the ledger of models; None if it runs only one job."""
     runs: int = 1
-    """Attempts until now. A timer of an earlier one means nothing."""
+    """Number of attempts so far; timers of earlier attempts are ignored."""
     is_idle: bool = False
     is_ending: bool = False
-    """It was asked to exit when it was idle."""
+    """Whether it was asked to exit while it was idle."""
     idle_since: float = 0.0
     base_bytes: int = 0
-    """Memory that is not of the running attempt."""
+    """Memory that does not count for the running attempt."""
     base_model_bytes: int = 0
-    """The part of it that is of cached models."""
+    """The part of `base_bytes` that holds cached models."""
     cpu_s: float = 0.0
-    """Of earlier attempts."""
+    """CPU time of earlier attempts."""
     used_models: set[str] = field(default_factory=set)
-    """By the running attempt."""
+    """Keys of the models that the running attempt has used."""
     is_open: bool = True
     """Whether its socket is polled."""
     ending: Ending | None = None
     pid: int | None = None
     peak_bytes: int = 0
     is_terminated: bool = False
-    """Whether it got SIGTERM."""
+    """Whether it was sent SIGTERM."""
     looks_at_cancelled: bool = False
-    """Whether the job has asked if it is cancelled: then it may end by itself."""
+    """Whether the job has checked `cancelled`: then it gets time to end by itself."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,16 +109,16 @@ class Server:
 
     client: ForkServerClient
     environment: dict[str, str] | None = None
-    """Of the process that was requested last; the next one has the same unless it is sent another one."""
+    """Environment of the process that was requested last; the next one inherits it unless another one is sent."""
     processes: dict[int, JobProcess] = field(default_factory=dict)
     count: int = 0
-    """Processes that were requested."""
+    """Number of processes that were requested."""
     base_bytes: int = 0
-    """Its memory, which its processes share until they write to it."""
+    """Memory of the fork server, which its processes share until they write to it."""
 
 
 class _ProcessHost:
-    """The models of a warm process, as the ledger sees them."""
+    """The port of the ledger to the models of a warm process."""
 
     def __init__(self, process: JobProcess, post: Callable[[str, Any], None]) -> None:
         self._process = process
@@ -344,7 +344,7 @@ class ProcessRunner:
         )
 
     def _run_again(self, process: JobProcess, attempt: RunningAttempt) -> None:
-        """Run an attempt in a warm process that is idle."""
+        """Run an attempt in an idle warm process."""
         process.attempt = attempt
         process.log = self._logs.open(attempt.spec.id, attempt.attempt)
         process.runs += 1
@@ -369,7 +369,7 @@ class ProcessRunner:
             self._flush(process)
 
     def _flush(self, process: JobProcess) -> None:
-        """Send as much as the socket takes, and the rest when it takes more."""
+        """Send as much as the socket accepts, and the rest when it is writable again."""
         is_sent = process.channel.flush()
         self._epoll.modify(process.channel.fileno(), select.EPOLLIN | (0 if is_sent else select.EPOLLOUT))
 
@@ -443,7 +443,7 @@ class ProcessRunner:
                     process.base_bytes = process.base_bytes or server.base_bytes
 
     def _on_server_lost(self, server: Server) -> None:
-        """All of its processes end with it."""
+        """Complete the attempts of a fork server that has died; all of its processes end with it."""
         fd = next((fd for fd, one in self._servers.items() if one is server), None)
         if fd is None:
             return
@@ -486,7 +486,7 @@ class ProcessRunner:
                 self._close_socket(process)
 
     def _on_model_frame(self, process: JobProcess, what: str, details: tuple[Any, ...]) -> None:
-        """A warm process uses its cache, or asks for memory."""
+        """Handle a frame of a warm process about its models."""
         models, host = self._models, process.host
         assert host is not None, what
         match what, details:
@@ -527,7 +527,7 @@ class ProcessRunner:
     # --- end
 
     def _on_next(self, process: JobProcess, cpu_s: float) -> None:
-        """A warm process has completed its job, and can run another one."""
+        """Handle a warm process that has completed its job and can run another one."""
         if process.is_terminated or process.ending is None:
             return  # its end completes the job
         attempt, ending = process.attempt, process.ending
@@ -556,7 +556,7 @@ class ProcessRunner:
         return size - self._model_bytes(process) >= self._recycle_bytes
 
     def _end_warm(self, process: JobProcess) -> None:
-        """Let an idle process close its models and exit; it is killed if it does not."""
+        """Ask an idle process to close its models and exit; kill it if it does not."""
         self._warm.discard(process)
         self._send(process, ("end",))
         process.server.client.flush()
@@ -624,7 +624,7 @@ class ProcessRunner:
         looks = attempt.looks_at_checkpoint if preempted else process.looks_at_cancelled
         grace_s = attempt.preemption_grace_s if preempted else self._kill_grace_s
         if (preempted or reason is StopReason.CANCELLED) and looks and process.is_open:
-            # if it does not end by itself, it is terminated; a job that never looks would only waste the grace
+            # it is terminated if it does not end by itself; a job that has never checked would only waste the grace
             self._send(process, (CHECKPOINT if preempted else CANCEL,))
             self._set_timer(grace_s, process, "terminate")
         else:
@@ -671,7 +671,8 @@ class ProcessRunner:
             self._logs.check(process.log)
 
     def _check_memory(self, process: JobProcess, size: int) -> None:
-        """What it uses above the memory before the attempt and its cached models, which are reserved on their own."""
+        """Measure the memory of the attempt, and end it above its request. Memory from before the attempt and cached
+        models, which are reserved separately, do not count."""
         loaded = self._model_bytes(process) - process.base_model_bytes
         used = max(0, size - process.base_bytes - max(0, loaded))
         process.peak_bytes = max(process.peak_bytes, used)
@@ -682,7 +683,7 @@ class ProcessRunner:
             )
 
     def _end_for_memory(self, process: JobProcess, detail: str) -> None:
-        """At once: waiting for it to clean up may take the memory of the whole machine."""
+        """Kill at once: a process that cleans up may first exhaust the memory of the machine."""
         if process.attempt.try_stop(StopReason.OUT_OF_MEMORY, detail):
             process.is_terminated = True
             process.server.client.kill(process.number)

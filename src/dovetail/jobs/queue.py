@@ -81,9 +81,9 @@ PAGE_JOBS = 1_000
 REASON_LIMIT_CHARS = 1_000
 INLINE_LIMIT_WITHOUT_FILES_BYTES = 4 << 20
 WORKERS_FRESH_S = 10.0
-"""How long the list of workers is used to check submissions."""
+"""Time for which a list of workers is used to check submissions."""
 EXPIRING = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
-"""States that `result_ttl` and `result_bytes` apply to. Dead letters are kept until they are requeued or purged."""
+"""States to which `result_ttl` and `result_bytes` apply. Dead letters are kept until they are requeued or purged."""
 IF_NO_WORKER = ("warn", "refuse", "ignore")
 
 States = list[JobState]
@@ -98,11 +98,13 @@ class NoWorkerWarning(UserWarning):
 class Queue:
     """A durable queue of jobs: `dt.Queue("sqlite:///jobs.db")`, "redis://localhost:6379/0" or "memory:".
 
-    `allow_pickle`: arguments and results that are not JSON are pickled; only if all submitters are trusted.
-    `files`: folder or URL for large arguments and results and for the output of jobs; by default beside a SQLite file.
-    `result_ttl`, `result_bytes`: how long, and up to which total size, workers keep finished jobs other than dead
-    letters. `queue`: name of the queue of jobs that name none. `if_no_worker`: what `submit` does if workers are
-    running and none of them can ever run the job: "warn", "refuse" or "ignore".
+    - `allow_pickle`: pickle arguments and results that are not JSON. Use it only if all submitters are trusted.
+    - `files`: folder or URL for large arguments and results and for the output of jobs; by default beside a SQLite
+      file.
+    - `result_ttl`, `result_bytes`: how long, and up to which total size, finished jobs are kept, dead letters excepted.
+    - `queue`: name of the queue of jobs that name none.
+    - `if_no_worker`: what `submit` does if workers are running but none of them can ever run the job: "warn", "refuse"
+      or "ignore".
 
     Thread-safe. As a context manager it is the current queue (`train.submit(...)`), and is closed at the end.
     """
@@ -128,7 +130,7 @@ class Queue:
         self._if_no_worker = if_no_worker
         self._temporary = ""
         self.files = self._open_files(scheme, files)
-        """Where large data and the output of jobs are kept; None: nowhere."""
+        """Files of large data and of the output of jobs; None if the queue has none."""
         inline_limit = INLINE_LIMIT_BYTES if self.files is not None else INLINE_LIMIT_WITHOUT_FILES_BYTES
         self.codec = PayloadCodec(allow_pickle, self.files, inline_limit)
         self.store: Store = open_store(url) if isinstance(url, str) else url
@@ -243,23 +245,25 @@ class Queue:
         kwargs: Any = None,
         **named: Any,
     ) -> Any:
-        """Submit a job and return its handle; with `cron`, add a schedule that submits jobs, and return that.
+        """Submit a job and return its handle; with `cron`, add a schedule that submits jobs, and return the schedule.
 
-        `function`: a function with `@dt.job`, or "pkg.module:name", or "/path/script.py:name"; options that are not
-        given, or None, are those of its declaration. A keyword that is an option here and a parameter of the function
+        `function`: a function with `@dt.job`, or "pkg.module:name", or "/path/script.py:name". Options that are not
+        given, or None, are those of its declaration. A keyword that is both an option and a parameter of the function
         is refused: pass arguments of the function by `kwargs={...}`.
 
-        `resources`: what it needs (`dt.Resources`); without it, one slot of a worker. `priority`: "high", "normal",
-        "low" or a number, one step is worth 60 s of waiting. `timeout`: limit of one attempt. `retries`: a number for
-        every cause, or `{"error": 5, "lost": 1, "backoff": "10s"}`. `key`: idempotency key: while the queue keeps a job
-        with it, that job is returned (`job.created` is False). `after`: jobs that must have succeeded;
-        `if_dependency_fails`: "cancel" or "block". `at`: datetime (without zone: local time), ISO text or Unix seconds.
-        `delay`: duration. `cron`: five fields or @daily, in `timezone` (default UTC); a function has one schedule,
-        which another submission replaces, unless `key` names another. `isolation`: "process", "warm_process", "thread"
-        or "async".
-        `preemptible`: may be ended, without a charge, for a job of higher priority, after `preemption_grace` (duration)
-        to save its state. `ranks`: members of a gang: as many processes run at once, on one or several workers, and
-        `resources` is what each needs.
+        - `resources`: `dt.Resources` of one attempt; without it, one slot of a worker.
+        - `priority`: "high", "normal", "low" or a number; one step is worth 60 s of waiting.
+        - `timeout`: time limit of one attempt.
+        - `retries`: a number for every cause, or `{"error": 5, "lost": 1, "backoff": "10s"}`.
+        - `key`: idempotency key: while the queue keeps a job with it, that job is returned (`job.created` is False).
+        - `after`: jobs that must have succeeded; `if_dependency_fails`: "cancel" or "block".
+        - `at`: datetime (without zone: local time), ISO text or Unix seconds. `delay`: duration.
+        - `cron`: five fields or @daily, in `timezone` (default UTC). A function has one schedule, which another
+          submission replaces, unless `key` names another one.
+        - `isolation`: "process", "warm_process", "thread" or "async".
+        - `preemptible`: allow ending the job for one of higher priority, without using a retry, after
+          `preemption_grace` (duration) to save its state.
+        - `ranks`: number of processes of a gang, which run at once on one or several workers; each needs `resources`.
         """
         given = {
             "resources": resources,
@@ -369,7 +373,7 @@ class Queue:
         return jobs
 
     def _jobs(self, specs: Sequence[JobSpec], receipts: Sequence[Receipt]) -> Jobs:
-        """Handles of the jobs that were submitted; ConfigError if any of them depends on unknown jobs."""
+        """Handles of the submitted jobs. Raises ConfigError if any of them depends on unknown jobs."""
         unused = [
             spec for spec, receipt in zip(specs, receipts, strict=True) if not receipt.created and receipt.id != spec.id
         ]
@@ -422,13 +426,13 @@ class Queue:
         return self._workers[1]
 
     def placement_problem(self, queue: str, shape: Shape) -> Problem | None:
-        """Why no worker that is running can run such a job; None: one can."""
+        """The reason why no running worker can run such a job; None if one can."""
         return placement_problem(queue, shape, live_workers(self.store.workers(), self.store.now_ms()))
 
     # --- jobs
 
     def get(self, job_id: str) -> Job:
-        """The job with this id. ConfigError: there is none."""
+        """The job with this id. Raises ConfigError if there is none."""
         found = self.store.get([job_id])[0] if is_job_id(job_id) else None
         if found is None:
             raise unknown_jobs([short_repr(job_id)])
@@ -596,7 +600,7 @@ class Queue:
         return [JobSchedule(self, schedule) for schedule in self.store.schedules()]
 
     def remove_schedule(self, name: str) -> bool:
-        """Remove a schedule; the jobs that it has submitted stay. False: there is none of this name."""
+        """Remove a schedule; the jobs that it has submitted stay. Returns False if there is none of this name."""
         return self.store.remove_schedule(name)
 
     # --- the queue itself

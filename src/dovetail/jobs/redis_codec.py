@@ -1,4 +1,4 @@
-"""Requests and replies of the functions in `redis_functions/`, packed so that a job costs the client little.
+"""Requests and replies of the functions in `redis_functions/`, in a compact encoding that costs the client little CPU.
 
 An exchange is one JSON text and the results, one behind the other. Its reply has the claimed jobs as two texts: the
 lengths of all parts, and the parts. Strings are UTF-8; lone surrogates, which error messages may have, are kept.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 SPECS_CACHED = 1_000
 SPEC_CACHED_BYTES = 4_096
-"""Longer specifications are not cached."""
+"""Maximum length of a specification that is cached."""
 _NUMBERS = Struct(">6i")
 _PLAIN_END = ("", "", False, 0.0, None, None, None, None, 0)
 _dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode

@@ -89,7 +89,7 @@ def pack_command(parts: tuple[bytes, ...]) -> bytes:
 
 
 class RedisLink:
-    """One connection. The package redis makes it (address, TLS, credentials); commands and replies are packed and read
+    """One connection. The package redis opens it (address, TLS, credentials); commands and replies are packed and read
     here, in the second version of the protocol: it takes a third of the time."""
 
     def __init__(self, connection: Any, errors: Any) -> None:
@@ -107,7 +107,7 @@ class RedisLink:
             raise self._broken(error) from error
 
     def read(self) -> Any:
-        """The next reply. There must be no other one behind it; pushed messages are read with `read_all`."""
+        """The next reply, which must be the only one; read pushed messages with `read_all`."""
         [reply] = self.read_all()
         if isinstance(reply, Exception):
             raise reply
@@ -157,7 +157,7 @@ class RedisLink:
         return replies
 
     def _parse(self, data: bytes, start: int) -> tuple[Any, int]:
-        """A reply and where it ends; IndexError: it is not complete."""
+        """A reply and the position of its end. Raises IndexError if it is not complete."""
         end = data.find(b"\r\n", start)
         if end < 0:
             raise IndexError
@@ -220,7 +220,7 @@ class RedisServer:
         raise AssertionError(f"{self.address} forgets the library of functions as soon as it is loaded")
 
     def ping(self) -> None:
-        """Wait until the server has written what it owes to all connections."""
+        """Wait until the server has written the replies of all connections."""
         try:
             self._request(pack_command((b"PING",)))
         except self._errors.ResponseError as error:
@@ -449,7 +449,7 @@ def _parse_url(redis: Any, url: str) -> tuple[dict[str, Any], Any, str]:
 
 
 def _mistake(url: str, options: dict[str, Any]) -> str:
-    """What redis-py does not find in a URL; it takes the default instead."""
+    """Options of a URL that redis-py silently replaces by defaults."""
     if url.startswith("unix:"):
         return "" if options.get("path") else "it has no path"
     database = url.partition("://")[2].partition("?")[0].partition("/")[2]

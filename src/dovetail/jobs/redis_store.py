@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from dovetail.jobs.store import Exchange, JobFilter, Reply, Reservation, Schedule, WorkerInfo
 
 WAKE_BLOCK_S = 20
-"""How long the server keeps a request for a wake-up. Until then a worker that vanished can take one from a successor
-with the same id."""
+"""Time for which the server keeps a request for a wake-up. Until then a worker that vanished can take one from a
+successor with the same id."""
 LATE_S = 10.0
-"""A reply that is this much later than the server must send it: the connection is broken."""
+"""Delay of a reply from which the connection counts as broken."""
 IDS_PER_CALL = 500
 LIST_LIMIT = 1_000
 
@@ -135,7 +135,7 @@ class RedisStore:
         return found
 
     def _keep(self, subscription: Subscription) -> None:
-        """Keep it for the next wait."""
+        """Keep a wake-up for the next wait."""
         with self._lock:
             if not self._closed:
                 self._subscriptions.append(subscription)
@@ -234,7 +234,7 @@ class RedisStore:
         return now_ms
 
     def local_host(self) -> str:
-        """That of the route to the server."""
+        """Address of this machine on the route to the server."""
         link = self._server.connect()
         try:
             name = link.socket.getsockname()
@@ -283,7 +283,7 @@ class WorkerWaiter:
         self._waiting = threading.Lock()
         self._connection: RedisLink | None = None
         self._late_at: float | None = None
-        """When the reply to the request is late; None: there is no request at the server."""
+        """Deadline of the reply to the request; None if no request is at the server."""
         self._poll = select.poll()
 
     def wake(self) -> None:
@@ -328,7 +328,7 @@ class WorkerWaiter:
         return True
 
     def _ask(self) -> bool:
-        """Whether there is a wake-up now."""
+        """Whether there is a wake-up, without waiting."""
         connection = self._connected()
         if self._late_at is None:
             connection.send(b"ZPOPMIN", self._key)
@@ -427,7 +427,7 @@ class Subscription:
 
     @staticmethod
     def _read_until(connection: RedisLink, kind: bytes, count: int) -> None:
-        """Read replies until one of this kind says that there are `count` subscriptions."""
+        """Read replies until one of this kind reports `count` subscriptions."""
         while True:
             for reply in connection.read_all():
                 if isinstance(reply, Exception):

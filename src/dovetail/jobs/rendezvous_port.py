@@ -26,7 +26,7 @@ class RendezvousPort:
         self._address = ""
 
     def address(self) -> str:
-        """HOST:PORT; "" if there is none now."""
+        """HOST:PORT; "" if no port is free."""
         if self._socket is None:
             try:
                 self._host = self._host or self._find_host()
@@ -39,7 +39,7 @@ class RendezvousPort:
         return self._address
 
     def release(self) -> None:
-        """Free the port for rank 0; the next gang gets another one."""
+        """Release the port for rank 0; the next gang gets another one."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self._address = None, ""

@@ -27,12 +27,12 @@ BAD_CALL = "DT636"
 RUN_FUNCTION = f"{RUN_MODULE}:run"
 BACKFILL_FUNCTION = f"{RUN_MODULE}:backfill"
 FOLDERS_VARIABLE = "DOVETAIL_RUN_FOLDERS"
-"""Variable of the processes of a worker's jobs: the folders of `--runs`, as JSON."""
+"""Environment variable of job processes: the folders of `--runs`, as JSON."""
 FILE_SUFFIXES = (".yaml", ".yml")
 RUN_ENGINES = ("local", "ray", "ray:auto")
 """A job names no address of a Ray cluster: the file does, or RAY_ADDRESS of the worker."""
 DEFAULT_RESOURCES = {"cpus": 1}
-"""Of a run whose submission requests nothing."""
+"""Resources of a run whose submission requests none."""
 OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "where": (str,),
     "workers": (int, str),
@@ -44,7 +44,7 @@ OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "commit_every": (int, float, str),
     "recompute": (bool,),
 }
-"""Options of `Table.backfill` that a job may give: none of them names code or another cluster. `row_timeout` is its
+"""Options of `Table.backfill` that a job may set: none of them names code or another cluster. `row_timeout` is its
 `timeout`: that of a job limits an attempt."""
 
 
@@ -55,7 +55,7 @@ def run_call(
     limit: int | None = None,
     engine: str | None = None,
 ) -> dict[str, Any]:
-    """Arguments of the job function of a run, with absolute paths. ConfigError with all problems."""
+    """Arguments of the job function of a run, with absolute paths. Raises ConfigError with all problems."""
     folder = Path.cwd()
     path = os.path.abspath(os.path.expanduser(file))  # noqa: PTH100, PTH111
     call: dict[str, Any] = {
@@ -87,7 +87,7 @@ def run_call_problems(file: object, source: object, sink: object, limit: object,
 
 
 def backfill_call(table: str, column: str | Sequence[str], udf: str, **options: Any) -> dict[str, Any]:
-    """Arguments of the job function of a backfill. ConfigError with all problems."""
+    """Arguments of the job function of a backfill. Raises ConfigError with all problems."""
     call: dict[str, Any] = {
         "table": absolute_path(str(table), Path.cwd(), pattern=False),
         "columns": [column] if isinstance(column, str) else column,

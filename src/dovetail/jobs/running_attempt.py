@@ -34,7 +34,7 @@ NOT_PREEMPTED = "JobPreempted was raised, but dt.current_job().checkpoint_reques
 
 
 class AttemptKey(NamedTuple):
-    """What a worker runs: an attempt, or a member of a gang."""
+    """Key of a running attempt; the members of a gang differ by their rank."""
 
     job_id: str
     token: int
@@ -47,9 +47,9 @@ class Membership(NamedTuple):
     rank: int
     gang: GangPlace
     seats: tuple[Seat | None, ...]
-    """Of the ranks of the gang on this worker."""
+    """Seats of the ranks of the gang on this worker."""
     local_rank: int
-    """Its place among them."""
+    """Position of this rank among the ranks on this worker."""
 
     def variables(self) -> dict[str, str]:
         """Rendezvous variables, named as by torchrun. A worker counts as a node."""
@@ -123,22 +123,22 @@ class RunningAttempt:
         self.shape: Shape = claimed.shape
         self.key = AttemptKey(claimed.lease.job_id, claimed.lease.token, claimed.rank)
         self.membership = membership
-        """Of a gang."""
+        """The rank that this attempt runs; None if the job is not a gang."""
         self.attempt = claimed.lease.attempt
         self.batch: JobBatch | None = None
         """The batch that it is in, which has its slot and seat."""
         self.seat = seat
-        """None: a job that declares no resources."""
+        """None for a job that declares no resources."""
         self.function = function
         self.isolation = isolation
         self.timeout_s = timeout_s
         self.started = time.monotonic()
         self.has_begun = False
-        """Whether its code runs. Until then it can be given back without a charge."""
+        """Whether its code has started. Until then the job can be returned without a charge."""
         self.stop_reason: StopReason | None = None
         self.stop_detail = ""
         self.looks_at_checkpoint = False
-        """Whether the job has asked if it is to save its state: then it may end by itself."""
+        """Whether the job has checked `checkpoint_requested`: then it gets time to end by itself."""
         self.pid: int | None = None
         self.progress: float | None = None
         self.message: str | None = None
@@ -166,7 +166,7 @@ class RunningAttempt:
         return self.stop_reason not in (None, StopReason.PREEMPTED)
 
     def is_checkpoint_requested(self) -> bool:
-        """Asked by its code. Thread: any."""
+        """Called by the code of the job. Thread: any."""
         self.looks_at_checkpoint = True
         return self.stop_reason is StopReason.PREEMPTED
 
@@ -192,7 +192,7 @@ class RunningAttempt:
     # --- completions
 
     def completion(self, ending: Ending, cpu_ms: int | None = None) -> Completion:
-        """The function has returned or raised."""
+        """The completion after the function has returned or raised."""
         outcome = ending.outcome
         if outcome is Outcome.SUCCEEDED:
             job_id, token, rank = self.key
@@ -254,15 +254,15 @@ class RunningAttempt:
                 return self.stop_detail
 
     def released(self) -> Completion:
-        """It has not begun, and is given back."""
+        """The completion of an attempt that has not begun and is returned."""
         return Completion(*self.key[:2], Outcome.RELEASED, rank=self.key.rank)
 
 
 class CompletionSink(Protocol):
-    """Where runners report ends. Thread: any."""
+    """Receiver of the ends that runners report. Thread: any."""
 
     def finish(self, attempt: RunningAttempt, completion: Completion) -> None:
-        """The attempt has ended, and its slot and seat are free."""
+        """Report an attempt that has ended; its slot and seat become free."""
 
 
 class Runner(Protocol):
@@ -274,7 +274,7 @@ class Runner(Protocol):
         """End an attempt as soon as this isolation can."""
 
     def release_unbegun(self) -> None:
-        """Give back what has not begun, now and from now on."""
+        """Return attempts that have not begun, now and from now on."""
 
     def close(self) -> None:
         """End everything that can be ended, and wait for that."""
@@ -283,7 +283,7 @@ class Runner(Protocol):
 def next_shape(
     shape: Shape, peak_bytes: int | None = None, limit_bytes: int = 0, *, on_gpu: bool = False
 ) -> Shape | None:
-    """What an attempt needs after one that ran out of memory; None: the same.
+    """Resources of the next attempt after one that ran out of memory; None: the same.
 
     Twice the requested memory, or one and a half times the peak if that is more, and at most what the worker has.
     """

@@ -44,9 +44,9 @@ SHORTHANDS = {
 }
 MAX_CHARS = 200
 SEARCH_DAYS = 366 * 9
-"""29 February occurs at least once in this time, also around 2100."""
+"""Search limit for fire times: 29 February occurs at least once in this time, also around 2100."""
 _MARGIN = timedelta(hours=26)
-"""No change of a zone's clocks is longer (Samoa skipped a day in 2011)."""
+"""Upper limit of a change of a zone's clocks (Samoa skipped a day in 2011)."""
 _MINUTE = timedelta(minutes=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017 - the name UTC is a zone here
 _UTC = timezone.utc  # noqa: UP017
@@ -72,7 +72,7 @@ _FIELDS = (
 
 
 class CronError(ValueError):
-    """A cron expression or time zone is invalid: what is wrong with it, and one to write instead."""
+    """A cron expression or time zone is invalid; has the reason, and a valid one to write instead."""
 
     def __init__(self, reason: str, instead: str = "0 3 * * *") -> None:
         super().__init__(reason)
@@ -81,7 +81,7 @@ class CronError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A parsed expression."""
+    """A parsed cron expression."""
 
     text: str
     minutes: tuple[int, ...]
@@ -91,7 +91,7 @@ class Cron:
     weekdays: frozenset[int]
     """0 is Sunday."""
     either_day: bool
-    """Both days are restricted: one of them has to match."""
+    """Whether both days are restricted, so that one of them has to match."""
     follows_real_time: bool
 
     def matches(self, day: date) -> bool:
@@ -101,7 +101,7 @@ class Cron:
         return (in_month or in_week) if self.either_day else (in_month and in_week)
 
     def times(self, start: datetime) -> Iterator[datetime]:
-        """Local times from this one on, without zone."""
+        """Local fire times from this time on, without zone."""
         day = start.date()
         for _ in range(SEARCH_DAYS):
             if self.matches(day):
@@ -121,7 +121,7 @@ class Cron:
 
 @lru_cache(1024)
 def parse_cron(text: str) -> Cron:
-    """A cron expression; CronError if it is not one, or never fires."""
+    """Parse a cron expression. Raises CronError if it is invalid or never fires."""
     if len(text) > MAX_CHARS:
         raise CronError(f"is longer than {MAX_CHARS} characters")
     written = " ".join(text.split()).lower()
@@ -209,7 +209,7 @@ def _with(field: _FieldRange, parts: list[str], text: str) -> str:
 
 @lru_cache(256)
 def parse_zone(name: str) -> tzinfo:
-    """A time zone of the IANA database; CronError with the nearest name."""
+    """A time zone of the IANA database. Raises CronError with the nearest name."""
     if name == "UTC":
         return _UTC
     try:
@@ -288,9 +288,8 @@ def job_of(schedule: Schedule, fire_ms: int, job_id: str | None = None) -> JobSp
 
 
 def fire_schedule(store: Store, schedule: Schedule, now_ms: int) -> Receipt | None:
-    """Submit the job of a schedule whose fire time has come; None if another worker has done so.
-
-    Fire times that were missed are left out: the next one is after now.
+    """Submit the job of a schedule that is due. Returns None if another worker has done so. Fire times that were missed
+    are left out: the next one is after now.
     """
     next_ms = next_fire(schedule.cron, schedule.timezone, max(schedule.next_ms, now_ms))
     return store.fire(schedule.name, schedule.next_ms, next_ms, job_of(schedule, schedule.next_ms))

@@ -1,4 +1,4 @@
-"""Jobs, attempts, workers and schedules as JSON text, for stores outside of this process.
+"""Jobs, attempts, workers and schedules as JSON text, for stores outside of this process. Pure.
 
 Fields that have their default value are left out. Fields that this version does not know are ignored: they were
 written by a later version with the same schema version.

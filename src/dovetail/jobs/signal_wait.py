@@ -1,4 +1,4 @@
-"""Wait of the main thread that every signal ends.
+"""Wait of the main thread that ends at every signal.
 
 The kernel may deliver a signal to any thread of a process. Python runs the handler in the main thread, and a main
 thread that waits for a lock does not see a signal that another thread got (after SIGCONT, for example). So it waits for
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SignalWait:
-    """Handlers of signals, and a wait that they can run in. Thread: the main one, except `end`."""
+    """Signal handlers, and a wait that they interrupt. Thread: the main one, except `end`."""
 
     def __init__(self, numbers: Sequence[int], on_signal: Callable[[int], None]) -> None:
         self._numbers = numbers

@@ -1,4 +1,4 @@
-"""A worker of a simulation: the capacity and the exchanges of a real one, and jobs that take virtual time."""
+"""Worker of a simulation: capacity and exchanges as those of a real one, and jobs that take virtual time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seat
 
 NEVER_MS = 100 * 366 * 86_400_000
-"""Lease of simulated attempts: they are renewed in time by definition. A worker that dies shortens it."""
+"""Lease of simulated attempts, which need no renewals. The death of a worker shortens it."""
 
 
 class Machine:
-    """What equal workers have in common."""
+    """Settings of equal workers."""
 
     def __init__(self, node: Node, queues: Iterable[str], slots: int | None) -> None:
         self.node = node
@@ -33,7 +33,7 @@ class Machine:
 
 
 class RunningJob(NamedTuple):
-    """An attempt that runs."""
+    """A running attempt."""
 
     job: ClaimedJob
     seat: Seat | None
@@ -70,20 +70,20 @@ class SimulatedWorker:
         return found
 
     def end(self, completion: Completion) -> RunningJob:
-        """An attempt has ended: its resources are free, and the next exchange completes it."""
+        """Handle the end of an attempt: its resources are free, and the next exchange completes it."""
         found = self.running.pop(completion.job_id)
         self.capacity.release(found.seat)
         self._outbox.append(completion)
         return found
 
     def exchange(self, *, claims: bool = True) -> Exchange:
-        """What it sends now."""
+        """The exchange that the worker sends now."""
         completions, self._outbox = self._outbox, []
         claim = Claim(self.capacity.free_slots(), self.capacity.free(), self.queues) if claims else None
         return Exchange(self.name, completions, (), claim, NEVER_MS)
 
     def last_renewal(self, lease_ms: int) -> Exchange:
-        """What it sends last, at its death: the leases of its jobs expire after this time."""
+        """The last exchange, at the death of the worker: the leases of its jobs expire after this time."""
         self.is_alive = False
         renewals = [Renewal(running.job.lease.job_id, running.job.lease.token) for running in self.running.values()]
         return Exchange(self.name, (), renewals, None, lease_ms)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape
 
 START_MS = 1_700_000_000_000
-"""Begin of the virtual time."""
+"""Start of the virtual time."""
 ReadyKey = tuple[str, "Shape"]
 """A queue and a shape."""
 
@@ -88,7 +88,7 @@ class FittingWorkers:
 
 
 class Simulation:
-    """One simulation: the store, the workers, the events that are to come, and what has happened."""
+    """One simulation: the store, the workers, the pending events, and the results so far."""
 
     def __init__(self, parsed: ParsedScenario, seed: int) -> None:
         scenario = self.scenario = parsed.scenario
@@ -110,20 +110,19 @@ class Simulation:
         self._specs: list[JobSpec] = []
         """Jobs that arrive now."""
         self._arriving = 0
-        """Classes of which more jobs arrive."""
+        """Number of classes of which more jobs arrive."""
         self._unfinished = 0
         self._ready: dict[ReadyKey, dict[str, None]] = {}
         """Jobs that are ready, or may be when a worker next asks."""
         self._fresh: dict[ReadyKey, None] = {}
-        """Where jobs have become ready since the workers last asked."""
+        """Queues and shapes of jobs that became ready since the last exchanges."""
         self._unsure: dict[str, None] = {}
-        """Jobs that the store changes in the next claim of any worker: retries that are due, leases that have
-        expired."""
+        """Jobs that the store will change in the next claim of any worker: due retries and expired leases."""
         self._completing: dict[int, None] = {}
         self._is_refused = False
         """Whether the store gave nothing to a worker on which a ready job fits."""
         self._retry_ms: int | None = None
-        """When the store wants to be asked again, of the replies that gave nothing although a job fits."""
+        """`Reply.next_ms` of the replies without jobs although a job fits."""
         self._asks_at_ms: int | None = None
         self.lengths = {one.queue: QueueLength(START_MS) for one in scenario.jobs.values()}
         self.usage: dict[str, Usage] = {}
@@ -257,7 +256,7 @@ class Simulation:
                 del self._ready[key]
 
     def _become_due(self, job_id: str) -> None:
-        """The next claim of any worker makes the job ready, if its time has come or its lease has expired."""
+        """Note a job that the next claim of any worker makes ready, if it is due or its lease has expired."""
         [record] = self.store.get([job_id])
         assert record is not None
         if record.due_ms is not None and record.due_ms <= self.now_ms:
@@ -287,7 +286,8 @@ class Simulation:
     # --- exchanges
 
     def _exchange_all(self) -> None:
-        """Submit what has arrived; then every worker sends an exchange that has something to report or to gain."""
+        """Submit the jobs that have arrived; then every worker that has something to report or can get a job sends an
+        exchange."""
         if self._specs:
             self.store.submit(self._specs)
             for spec in self._specs:
@@ -325,7 +325,7 @@ class Simulation:
         return crc32(f"{self._seed} {self.now_ms} {self.workers[position].name}".encode())
 
     def _can_claim(self, worker: SimulatedWorker, keys: Iterable[ReadyKey]) -> bool:
-        """Whether it has a slot, and a ready job of these queues and shapes fits on it."""
+        """Whether the worker has a free slot, and a ready job of these queues and shapes fits on it."""
         if worker.capacity.free_slots() <= 0:
             return False
         free = worker.capacity.free()
@@ -337,7 +337,7 @@ class Simulation:
         return False
 
     def _fit(self, shape: Shape) -> Fit | None:
-        """None: it fits everywhere."""
+        """The cached `Fit` of a shape; None for jobs without resources, which fit everywhere."""
         found = self._fits.get(shape)
         if found is None and shape != NO_RESOURCES:
             found = self._fits[shape] = Fit(shape)
@@ -389,7 +389,7 @@ class Simulation:
         self._at(self.now_ms + took_ms, partial(self._end_attempt, worker, completion, running))
 
     def _ending(self, claimed: ClaimedJob) -> tuple[int, Completion]:
-        """The time that the attempt takes, and how it ends."""
+        """Duration and outcome of an attempt."""
         spec, lease = claimed.spec, claimed.lease
         job = self.jobs[spec.id]
         took_ms, outcome, jitter = job.time_ms, Outcome.SUCCEEDED, 0.0
@@ -430,7 +430,7 @@ class Simulation:
         self.store.register_worker(worker.info())
 
     def _kill_worker(self, position: int, back_s: float | None) -> None:
-        """It dies between two renewals: its leases end after two thirds of a lease to a whole one."""
+        """Kill a worker, between two renewals: its leases expire after two thirds of a lease to a whole one."""
         worker = self.workers[position]
         if worker.is_alive:
             lease_ms = self._death_source.randint(2 * self.scenario.lease_ms // 3, self.scenario.lease_ms)
@@ -450,7 +450,7 @@ class Simulation:
             self._at(at_ms, partial(self._restart_worker, position))
 
     def _forget_worker(self, worker: SimulatedWorker) -> None:
-        """Without a heartbeat, it does not count as alive any more."""
+        """Handle a dead worker whose heartbeat is so old that it no longer counts as alive."""
         if self.workers[worker.position] is worker:
             self.store.remove_worker(worker.name)
 
@@ -466,4 +466,4 @@ class Simulation:
 
 
 def _do_nothing() -> None:
-    """An event after which waiting workers ask."""
+    """Event that changes nothing; waiting workers send exchanges after every event."""

@@ -308,9 +308,9 @@ JOB_CLASS = record_of(
         Field(
             "count",
             whole(1, JOBS_LIMIT),
-            "Number of jobs at most; without `rate`, `every` and `arrivals` all arrive at `start`.",
+            "Maximum number of jobs; without `rate`, `every` and `arrivals`, all of them arrive at `start`.",
         ),
-        Field("start", DELAY, "Begin of the arrivals."),
+        Field("start", DELAY, "Start of the arrivals."),
         Field("end", DURATION, "End of the arrivals; that of the simulation if left out."),
         Field("time", DURATION, "Mean time that a job takes."),
         Field("variation", number(0.0, 5.0), "Sigma of the lognormal distribution of `time`; 0: constant."),
@@ -318,7 +318,7 @@ JOB_CLASS = record_of(
         Field("resources", RESOURCES_VALUE, _OF_JOBS["resources"].description),
         Field("queue", _OF_JOBS["queue"].type, _OF_JOBS["queue"].description),
         Field("priority", _OF_JOBS["priority"].type, _OF_JOBS["priority"].description),
-        Field("timeout", DURATION, "Limit of one attempt: a job that takes longer ends there, and is retried."),
+        Field("timeout", DURATION, "Time limit of one attempt; an attempt that takes longer is ended and retried."),
         Field("retries", _OF_JOBS["retries"].type, _OF_JOBS["retries"].description),
         Field("failures", number(0.0, 1.0, example=0.05), "Probability that an attempt ends with an error."),
     ),
@@ -414,12 +414,12 @@ def _class_problems(name: str, one: JobClass, duration_s: float) -> Iterator[Loc
     if len(ways) > 1:
         yield (ways[1],), _problem(f"jobs {name} have {' and '.join(ways)}: set one of them", (f"remove {ways[1]}",))
     if not ways and one.count is None:
-        message = f"it is not said when jobs {name} arrive"
+        message = f"jobs {name} have no arrivals"
         yield (), _problem(message, ("rate: 30/m", "every: 10m", "arrivals: [0, 5m]", "count: 100"))
     if one.time is not None and one.times is not None:
         yield ("times",), _problem(f"jobs {name} have time and times: set one of them", ("remove times",))
     if one.time is None and one.times is None and not isinstance(one.arrivals, str):
-        yield (), _problem(f"it is not said how long jobs {name} take", ("time: 20s", "times: [15s, 40s]"))
+        yield (), _problem(f"jobs {name} have no time", ("time: 20s", "times: [15s, 40s]"))
     end_s = duration_s if one.end_s is None else one.end_s
     if one.start_s >= end_s:
         message = f"jobs {name}: the arrivals begin at {one.start_s:g} s, and end at {end_s:g} s"

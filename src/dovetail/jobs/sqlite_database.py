@@ -103,7 +103,7 @@ class SqliteDatabase:
     # --- transactions
 
     def write(self, act: Callable[[], T], is_durable: Callable[[T], bool] = bool) -> T:
-        """Run a step in a write transaction. If `is_durable` says so of its answer, it survives a power failure when
+        """Run a step in a write transaction. If `is_durable` is true for its result, it survives a power failure when
         this returns; it always survives the end of the process."""
         self._check()
         with _errors(self.path):
@@ -113,7 +113,7 @@ class SqliteDatabase:
             return answer
 
     def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Run queries that see one state of the database."""
+        """Run queries that see one consistent state of the database."""
         self._check()
         with _errors(self.path), self._read_lock:
             self._check()
@@ -250,7 +250,7 @@ class SqliteDatabase:
             writer.close()
 
     def disconnect(self, stack: ExitStack) -> None:
-        """Close all connections, and keep out transactions until the stack is closed."""
+        """Close all connections, and block transactions until the stack is closed."""
         stack.enter_context(self._commits.exclusive())
         stack.enter_context(self._sync.exclusive())
         stack.enter_context(self._read_lock)
@@ -269,7 +269,7 @@ def _begin(db: sqlite3.Connection) -> None:
 
 
 def _retried(act: Callable[[], T]) -> T:
-    """Repeat what needs a lock that another process has."""
+    """Repeat an operation that needs a lock which another process holds."""
     deadline: float | None = None
     pause_s, longest_s = BUSY_PAUSES_S
     while True:
@@ -321,7 +321,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, 
 
 
 class _errors:  # noqa: N801 - used like a function
-    """Turns errors of SQLite and of the system into errors of the store."""
+    """Context manager that turns errors of SQLite and of the system into errors of the store."""
 
     __slots__ = ("_opening", "_path")
 
@@ -380,7 +380,7 @@ def _unavailable(message: str, path: Path, error: Exception, fix: str) -> StoreU
 
 
 def _unusable_path(path: Path, error: sqlite3.Error | OSError) -> ConfigError | None:
-    """What is wrong with the path; None if it looks as it should."""
+    """The problem of a path that cannot hold a store; None if there is none."""
     folder = path.parent
     rename = 'name another file, such as dt.Queue("sqlite:///jobs.db")'
     if folder.exists() and not folder.is_dir():

@@ -57,7 +57,7 @@ def id_of_key(db: sqlite3.Connection, key: str) -> str | None:
 
 
 def finished_of(db: sqlite3.Connection, ids: Sequence[str]) -> list[str]:
-    """Those of the jobs that are finished or unknown."""
+    """The jobs that are finished or unknown."""
     states: dict[str, int] = {}
     for start in range(0, len(ids), IDS_PER_QUERY):
         chunk = ids[start : start + IDS_PER_QUERY]

@@ -30,7 +30,7 @@ STATES = (
     JobState.CANCELLED,
     JobState.DEAD,
 )
-"""States by their number in the database, which never changes: new ones go to the end."""
+"""States by their number in the database. Numbers never change: append new states."""
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)}
 READY = STATE_NUMBERS[JobState.READY]
 LEASED = STATE_NUMBERS[JobState.LEASED]

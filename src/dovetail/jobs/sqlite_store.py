@@ -53,15 +53,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK_AGAIN_S = 5.0
-"""How often `wait_finished` looks without a wake-up: the process that would have sent it may have been killed."""
+"""Interval at which `wait_finished` checks without a wake-up: the process that would have sent it may have been
+killed."""
 LATEST_EVERY_MS = 5_000
-"""How often the store's time is recorded."""
+"""Interval at which the store's time is recorded."""
 AWAITED_IDS = 256
 """A thread that waits for more jobs than this is woken when any job finishes."""
 AWAITED_PAUSE_S = 0.02
 """Pause after such a wake-up."""
 IDLE_WAITERS = 8
-"""FIFOs that are kept for the next `wait_finished`."""
+"""Maximum number of FIFOs that are kept for the next `wait_finished`."""
 
 
 class SqliteStore:
@@ -81,9 +82,9 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._wakeups = WakeupFolder(self.path.with_name(f"{self.path.name}-wakeup"))
         self._open_waiters: dict[str, Waiter] = {}
-        """By address."""
+        """Waiters by address."""
         self._waiters: dict[str, Waiter] = {}
-        """By worker."""
+        """Waiters by worker."""
         self._bound: set[str] = set()
         """Workers whose waiter the database knows."""
         self._idle_waiters: list[Waiter] = []
@@ -270,7 +271,7 @@ class SqliteStore:
         return self._database.write(run, is_durable)
 
     def _plain_step(self, act: Callable[[], None]) -> None:
-        """Change what is neither a job nor a schedule, and need not survive a power failure."""
+        """Run a change that concerns neither jobs nor schedules, and need not survive a power failure."""
         self._database.write(act)
 
     def _on_connected(self, db: sqlite3.Connection) -> None:
@@ -342,7 +343,7 @@ class SqliteStore:
         self._close_waiter(waiter)
 
     def _open_waiter(self) -> Waiter:
-        """With the lock."""
+        """Open a new waiter. The caller holds the lock."""
         if self._closed:
             raise closed_error(self.path)
         try:

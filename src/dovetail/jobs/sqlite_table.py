@@ -49,7 +49,7 @@ SPECS_CACHED = 4_096
 SPEC_CACHE_BYTES = 8 * 2**20
 LARGEST_CACHED_PAYLOAD_BYTES = 16_384
 FIRST_CHUNK, LONGEST_CHUNK = 16, 512
-"""Jobs read ahead from a bucket and from the list of finished jobs: more and more, if they are taken."""
+"""Number of jobs read ahead from a bucket or the list of finished jobs; it grows while jobs are taken."""
 
 Row = tuple[Any, ...]
 JOB_COLUMNS = (
@@ -89,7 +89,7 @@ class SpecCache:
         return self._specs.get(seq)
 
     def add(self, seq: int, spec: JobSpec) -> None:
-        """With its payload."""
+        """Cache a specification with its payload, unless that is large."""
         if len(spec.payload) > LARGEST_CACHED_PAYLOAD_BYTES or seq in self._specs:
             return
         self._specs[seq] = spec
@@ -108,7 +108,7 @@ class SqliteTable:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was read in an earlier transaction."""
+        """Drop what was read in an earlier transaction."""
         self._records: dict[str, JobRecord | None] = {}
         self._stored: dict[str, JobRecord] = {}
         self._seqs: dict[str, int] = {}
@@ -204,7 +204,7 @@ class SqliteTable:
         return found
 
     def next_of_bucket(self, bucket: int, behind: tuple[int, str], limit: int) -> list[JobRecord]:
-        """Ready jobs behind this order, with their payloads."""
+        """Ready jobs after this order, with their payloads."""
         rows = self._db.execute(_NEXT_OF_BUCKET, (bucket, *behind, limit)).fetchall()
         return self._decode(rows, payloads=True)
 
@@ -530,7 +530,7 @@ class SqliteTable:
         return shape
 
     def _bucket(self, record: JobRecord) -> int:
-        """Number of the bucket of a job; a new one if there is none."""
+        """Number of the bucket of a job, which is created if it does not exist."""
         named = record.spec.queue, record.shape
         number = self._buckets.get(named)
         if number is None:
@@ -549,7 +549,7 @@ class SqliteTable:
         return int(value)
 
     def _take_numbers(self, name: str, count: int) -> int:
-        """The first of this many new numbers, which are never used again."""
+        """Reserve new numbers. Returns the first one."""
         first = self._number(name)
         self._db.execute("UPDATE numbers SET value = ? WHERE name = ?", (first + count, name))
         return first
@@ -559,12 +559,12 @@ class SqliteTable:
 
 
 class SqliteBucket:
-    """Ready jobs of one queue and shape, read in chunks: each is as large as all before together."""
+    """Ready jobs of one queue and shape, read in chunks: each chunk is as large as all earlier ones together."""
 
     __slots__ = ("_bucket", "_chunk", "_limit", "_position", "_records", "_table")
 
     def __init__(self, table: SqliteTable, bucket: int, limit: int, first: Sequence[JobRecord] = ()) -> None:
-        """`first`: the first jobs, if they were read already."""
+        """`first`: the first jobs, if they were read before."""
         self._table, self._bucket, self._limit = table, bucket, limit
         self._records = first or table.next_of_bucket(bucket, _BEFORE_ALL, min(limit, FIRST_CHUNK))
         self._chunk = len(self._records)
@@ -632,7 +632,7 @@ def finished_filter(chosen: JobFilter) -> tuple[str, list[Any]]:
 
 
 def row_filter(chosen: JobFilter) -> tuple[list[str], list[Any]]:
-    """Conditions of a filter but for the states, and their values."""
+    """Conditions of a filter except for the states, and their values."""
     terms: list[str] = []
     values: list[Any] = []
     for column, value in (("function", chosen.function), ("schedule", chosen.schedule)):
@@ -682,7 +682,8 @@ def _encodable(row: Row) -> Row:
 
 
 def _chunks(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """Items in lists of lengths that are powers of two, filled up with the last item, so that statements repeat."""
+    """Split items into lists whose lengths are powers of two, padded with the last item, so that few different
+    statements occur."""
     for start in range(0, len(items), IDS_PER_QUERY):
         chunk = list(items[start : start + IDS_PER_QUERY])
         yield chunk + chunk[-1:] * ((1 << (len(chunk) - 1).bit_length()) - len(chunk))

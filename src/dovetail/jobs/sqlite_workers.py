@@ -29,12 +29,12 @@ _OFFER_COLUMNS = "id, declaration, offered_ms, lease_ms, free_slots, free, ends_
 
 
 def put_worker(db: sqlite3.Connection, worker: WorkerInfo) -> None:
-    """Without an offer."""
+    """Insert or replace a worker, without an offer."""
     db.execute(_PUT, (worker.id, worker_to_text(worker), worker.registered_ms, worker.heartbeat_ms))
 
 
 def put_heartbeat(db: sqlite3.Connection, worker: str, now_ms: int, offer: Offer | None) -> bool:
-    """False if the worker is not registered."""
+    """Record a heartbeat, and an offer if there is one. Returns False if the worker is not registered."""
     if offer is None:
         return db.execute(_BEAT, (now_ms, worker)).rowcount > 0
     values = now_ms, offer.offered_ms, offer.lease_ms, offer.slots, free_to_text(offer.free), offer.ends_ms, worker

@@ -1,4 +1,4 @@
-"""State machine of a job: the table of legal moves, and one pure function per event that returns the new record.
+"""State machine of a job: the table of legal moves, and one pure function per event that returns the new record. Pure.
 
     submit ─▶ blocked ─▶ scheduled ─▶ ready ──claim──▶ leased ──complete──▶ succeeded
                  │           │  ▲       │ ▲              │ │ │
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PREEMPTED = "it made room for a job of higher priority; this attempt does not count"
 PREEMPTIONS_KEPT = 20
-"""Preempted attempts that a record keeps; their number is not limited by the retries."""
+"""Maximum number of preempted attempts that a record keeps; the retries do not limit them."""
 
 _S = JobState
 LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
@@ -40,7 +40,8 @@ LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
     _S.CANCELLED: frozenset({_S.READY, _S.BLOCKED}),
     _S.DEAD: frozenset({_S.READY, _S.BLOCKED}),
 }
-"""Moves from each state. A new job starts as blocked, and moves on in the same step if it waits for nothing."""
+"""Legal moves from each state. A new job starts as blocked, and leaves this state in the same step if it has no
+dependencies."""
 
 
 def submitted(now_ms: int, spec: JobSpec, unmet: Iterable[str] = (), failed: str = "") -> JobRecord:
@@ -76,7 +77,7 @@ def renewed(
     message: str | None = None,
     worker: str = "",
 ) -> JobRecord:
-    """The lease starts again; that of a gang for the members of this worker. A progress or message that is not given
+    """Renew the lease; that of a gang for the members of this worker. A progress or message that is not given
     stays."""
     assert record.state is JobState.LEASED, record.state
     gang, due_ms = record.gang, now_ms + lease_ms
@@ -93,7 +94,7 @@ def renewed(
 
 
 def completed(now_ms: int, record: JobRecord, completion: Completion) -> JobRecord:
-    """The attempt has ended, as its worker reports; of a gang, one member has."""
+    """End the attempt, as its worker reports, or one member of a gang."""
     assert (record.state, record.token) == (JobState.LEASED, completion.token)
     if record.gang is not None:
         return _member_completed(now_ms, record, record.gang, completion)
@@ -101,14 +102,14 @@ def completed(now_ms: int, record: JobRecord, completion: Completion) -> JobReco
 
 
 def members_sent(now_ms: int, record: JobRecord, worker: str, lease_ms: int) -> JobRecord:
-    """A worker has been given its members of a gang; its part of the lease starts now."""
+    """Mark the members of a gang that a worker has received; its part of the lease starts now."""
     assert record.gang is not None, record.id
     gang = _with_members(record.gang, worker, deadline_ms=now_ms + lease_ms, is_sent=True)
     return replace(record, gang=gang, due_ms=gang.deadline_ms)
 
 
 def has_ended(record: JobRecord, completion: Completion) -> bool:
-    """Whether this member of a running gang has ended already: its worker reports it again."""
+    """Whether this member of a running gang has ended already, so that its worker reports it again."""
     return record.gang is not None and record.gang.members[completion.rank].has_ended
 
 
@@ -155,7 +156,7 @@ def _member_completed(now_ms: int, record: JobRecord, gang: Gang, completion: Co
 
 
 def _with_members(gang: Gang, worker: str, **changes: Any) -> Gang:
-    """With these changes of all members of a worker."""
+    """The record with these changes of all members of a worker."""
     members = (member._replace(**changes) if member.worker == worker else member for member in gang.members)
     return replace(gang, members=tuple(members))
 
@@ -180,34 +181,34 @@ def _completed(now_ms: int, record: JobRecord, completion: Completion) -> JobRec
 
 
 def expired(now_ms: int, record: JobRecord, completion: Completion) -> JobRecord:
-    """The lease was not renewed in time; `completion` has the outcome LOST and no jitter."""
+    """Expire a lease that was not renewed in time; `completion` has the outcome LOST and no jitter."""
     assert record.due_ms is not None
     assert record.due_ms <= now_ms
     return completed(now_ms, record, completion)
 
 
 def promoted(record: JobRecord) -> JobRecord:
-    """A scheduled job whose time has come."""
+    """Make a scheduled job ready when its time has come."""
     assert record.state is JobState.SCHEDULED, record.state
     return _moved(record, JobState.READY, due_ms=None)
 
 
 def cancelled(now_ms: int, record: JobRecord, reason: str = "") -> JobRecord:
-    """Cancelled at once, or, while it runs, marked so that its worker stops it."""
+    """Cancel a waiting job, or mark a running one so that its worker stops it."""
     if record.state is JobState.LEASED:
         return replace(record, cancel_requested=True, error=reason)
     return _finished(now_ms, record, JobState.CANCELLED, error=reason)
 
 
 def preemption_requested(record: JobRecord, job_id: str) -> JobRecord:
-    """Marked so that its worker ends it, to make room for another job."""
+    """Mark a running job so that its worker ends it, to make room for another job."""
     assert record.state is JobState.LEASED, record.state
     assert record.spec.preemptible, record.id
     return replace(record, preempted_for=job_id)
 
 
 def dependency_succeeded(now_ms: int, record: JobRecord, job_id: str) -> JobRecord:
-    """A job that this one waits for has succeeded."""
+    """Remove a dependency that has succeeded."""
     unmet = tuple(other for other in record.unmet if other != job_id)
     if unmet:
         return replace(record, unmet=unmet)
@@ -215,7 +216,7 @@ def dependency_succeeded(now_ms: int, record: JobRecord, job_id: str) -> JobReco
 
 
 def dependency_failed(now_ms: int, record: JobRecord, job_id: str) -> JobRecord:
-    """A job that this one waits for has ended without success."""
+    """Handle a dependency that has ended without success: cancel the job, or keep it blocked."""
     if record.spec.if_dependency_fails is DependencyPolicy.BLOCK:
         return record
     return _finished(now_ms, record, JobState.CANCELLED, error=_dependency_error(job_id))
@@ -241,7 +242,7 @@ def requeued(now_ms: int, record: JobRecord, unmet: Iterable[str] = ()) -> JobRe
 
 
 def is_repeated(record: JobRecord, completion: Completion, worker: str) -> bool:
-    """Whether this completion has been applied already: its worker sends it again because the answer was lost."""
+    """Whether this completion was applied before, and its worker sends it again because the reply was lost."""
     if not record.attempts:
         return False
     last = record.attempts[-1]
@@ -314,7 +315,8 @@ def _ready_again(record: JobRecord) -> JobRecord:
 
 
 def _startable(now_ms: int, record: JobRecord) -> JobRecord:
-    """Ready, or scheduled if its time has not come. Waiting counts from the time at which it could first run."""
+    """The record as ready, or as scheduled if its time has not come. Waiting counts from the time at which it could
+    first run."""
     due_ms = max(record.submitted_ms + record.spec.delay_ms, record.spec.at_ms or 0)
     if due_ms > now_ms:
         return _moved(record, JobState.SCHEDULED, due_ms=due_ms, enqueued_ms=due_ms)

@@ -43,19 +43,19 @@ MAX_CONNECTIONS = 64
 REQUEST_TIMEOUT_S = 10.0
 """Time limit for a client to send its request."""
 SNAPSHOT_S = 1.0
-"""Counts of the store are read at most this often, however many clients ask."""
+"""Minimum time between two reads of the store's counts, however many clients there are."""
 OPEN_PATHS = ("/healthz", "/readyz")
 """Paths that need no token."""
 
 
 class StatusSource(Protocol):
-    """A worker, as the server sees it."""
+    """The port of the server to a worker."""
 
     def get_status(self) -> Mapping[str, Any]: ...
 
 
 class StatusServer:
-    """Answers requests on a thread of its own, from its creation until `close`."""
+    """HTTP server on a thread of its own, from its creation until `close`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class StatusServer:
 
 
 def address_problems(host: str, token: str) -> Iterator[Problem]:
-    """What is wrong with an address and a token."""
+    """Problems of an address and a token."""
     if not token and not is_loopback(host):
         message = f"--host {host} shows the status of jobs to other machines, and there is no token"
         fixes = ("export DOVETAIL_TOKEN=$(openssl rand -hex 16)", f"--host {DEFAULT_HOST}")

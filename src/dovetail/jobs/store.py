@@ -1,4 +1,4 @@
-"""The store port: durable jobs behind atomic operations, and the requests and replies of these operations.
+"""The store port: durable jobs behind atomic operations, and the requests and replies of these operations. Pure.
 
 Stores: `memory_store` (the reference), `sqlite_store`, `redis_store`. All of them pass `tests/jobs/store_contract.py`.
 
@@ -11,7 +11,7 @@ never read. A step sees one time.
 **Leases.** A claim gives an attempt a lease until `now + lease_ms` and a fencing token, which is larger than all
 earlier tokens of the job. Renewals and completions carry the token. They are refused if the job is not leased under
 that token. A lease that is past its deadline stays valid until a claim finds it expired. A completion that is repeated
-because its answer was lost is accepted again, without effect.
+because its reply was lost is accepted again, without effect.
 
 **Expiry** is found inside every claim, by any worker: there is no sweeper. A worker that waits asks again at
 `Reply.next_ms` and at least once per third of its lease, so that the job of a killed worker is run again as soon as
@@ -64,13 +64,13 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """Version of what stores keep. A store with a newer version is refused (`StoreVersionError`)."""
 DUE_PER_STEP = 1_000
-"""Expired leases and scheduled jobs that one claim handles at most, so that no step takes long."""
+"""Maximum number of expired leases and scheduled jobs that one claim handles, so that no step takes long."""
 WORKER_FORGOTTEN_MS = 3_600_000
 """A worker without a heartbeat for this long is removed when another one registers."""
 
 
 class StoreUnavailableError(EngineError):
-    """The store cannot be reached now, or is full. The operation can be repeated."""
+    """The store cannot be reached, or is full. The operation can be repeated."""
 
 
 class StoreVersionError(ConfigError):
@@ -78,14 +78,14 @@ class StoreVersionError(ConfigError):
 
 
 class Receipt(NamedTuple):
-    """Answer to the submission of one job."""
+    """Reply to the submission of one job."""
 
     id: str
-    """Of the job in the store: another id than the submitted one if its idempotency key is in use."""
+    """Id of the job in the store: different from the submitted one if the idempotency key is in use."""
     created: bool
-    """False: the store has a job with this id or key already."""
+    """Whether the job was stored; False if the store already has a job with this id or key."""
     missing: tuple[str, ...] = ()
-    """Jobs in `after` that the store does not have. If there are any, the job was not stored."""
+    """Dependencies (`after`) that the store does not have. If there are any, the job was not stored."""
 
 
 class Completion(NamedTuple):
@@ -100,16 +100,17 @@ class Completion(NamedTuple):
     error: str = ""
     traceback: str = ""
     final: bool = False
-    """Do not retry."""
+    """Whether the job is not to be retried."""
     jitter: float = 0.0
-    """Random number, 0 <= jitter < 1, for the delay before the retry. An argument, so that traces can be replayed."""
+    """Random number, 0 <= jitter < 1, for the delay before the retry. It is an argument, so that traces can be
+    replayed."""
     shape: Shape | None = None
-    """What the next attempt needs, if it changes (more memory)."""
+    """Resources of the next attempt, if they change (more memory)."""
     exit_code: int | None = None
     cpu_ms: int | None = None
     peak_memory_bytes: int | None = None
     rank: int = 0
-    """Of the member that has ended, if the job is a gang."""
+    """Rank of the member that has ended, if the job is a gang."""
 
 
 class Renewal(NamedTuple):
@@ -134,9 +135,9 @@ class PreemptibleJob(NamedTuple):
     job_id: str
     token: int
     seats: tuple[Seat, ...] = ()
-    """Empty: it declares no resources."""
+    """Seats of the job, empty if it declares no resources."""
     slots: int = 1
-    """Slots of `Claim.slots` that become free."""
+    """Number of slots (as in `Claim.slots`) that become free."""
 
 
 class BatchRoom(NamedTuple):
@@ -162,13 +163,14 @@ class Claim:
     of `Fit.assignments`, in the order of the reply."""
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
     placement_delay_ms: int = 0
-    """How long a job is left to a worker that should rather run it (`claim_policy`); 0: not at all."""
+    """Time for which a job is left to a better worker (`claim_policy`); 0: not at all."""
     preemptible: tuple[PreemptibleJob, ...] = ()
-    """Preemptible jobs that run on the worker, those whose preemption is requested included."""
+    """Preemptible jobs that run on the worker, including those whose preemption is requested."""
     ends_in_ms: int | None = None
-    """When all running jobs of the worker will have ended, by their timeouts; 0: it runs none; None: not known."""
+    """Time until all running jobs of the worker will have ended, by their timeouts; 0 if it runs none, None if it is
+    not known."""
     address: str = ""
-    """HOST:PORT at which rank 0 of a gang can listen on this worker; "": the claim takes no gang."""
+    """HOST:PORT at which rank 0 of a gang can listen on this worker; "" if the claim takes no gang."""
     batches: tuple[BatchRoom, ...] = ()
     """Batches that the worker is filling."""
 
@@ -186,7 +188,7 @@ class Exchange:
 
 
 class GangPlace(NamedTuple):
-    """Where the ranks of a gang run."""
+    """Placement of the ranks of a gang."""
 
     address: str
     """HOST:PORT at which rank 0 listens."""
@@ -206,7 +208,7 @@ class ClaimedJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A job that is submitted again and again at the times of a cron expression."""
+    """A job that is submitted at the times of a cron expression."""
 
     name: str
     cron: str
@@ -219,17 +221,17 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer to an exchange."""
+    """Reply to an exchange."""
 
     now_ms: int
     """The store's time of the step."""
     claimed: Sequence[ClaimedJob] = ()
-    """In the order in which they were taken: ranks of gangs that others have placed here first, then those for
-    batches."""
+    """Claimed jobs: ranks of gangs that other workers have placed here, then those that this claim took, in order, then
+    those for batches."""
     refused: Sequence[LeaseId] = ()
     """Completions and renewals whose lease is not valid any more: stop their attempts; their results are dropped."""
     cancelled: Sequence[str] = ()
-    """Of the jobs renewed: those whose cancellation is requested."""
+    """Renewed jobs whose cancellation is requested."""
     preempted: Sequence[str] = ()
     """Jobs of the worker to end for others: those whose preemption this claim requests, and of the jobs renewed those
     for which it was requested before."""
@@ -240,12 +242,12 @@ class Reply:
     due_schedules: Sequence[Schedule] = ()
     """Schedules whose fire time has come: submit their jobs with `fire`. Given if the exchange had a claim."""
     known: bool = True
-    """False: the worker is not registered (any more), and should register again."""
+    """Whether the worker is registered; if not, it should register again."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs to list or purge; an empty field accepts all."""
+    """Filter of jobs to list or purge; an empty field accepts all."""
 
     states: frozenset[JobState] = frozenset()
     queue: str | None = None
@@ -269,7 +271,7 @@ class Purged(NamedTuple):
 
     jobs: int
     bytes: int
-    """Of their payloads and results."""
+    """Bytes of their payloads and results."""
 
 
 class Reservation(NamedTuple):
@@ -277,20 +279,20 @@ class Reservation(NamedTuple):
 
     queue: str
     job_id: str
-    """Empty: there is no worker that could be reserved."""
+    """Empty if no worker could be reserved."""
     worker: str
     tried_ms: int
-    """When it was made, or tried."""
+    """Time at which it was made, or tried."""
 
 
 class QueueSettings(NamedTuple):
-    """How a queue is served."""
+    """Weight and limit of a queue, and whether it is paused."""
 
     paused: bool = False
     weight: int | None = None
     """Its share of running jobs, in proportion to other queues; None: it shares the weight 1 with all such queues."""
     max_running: int | None = None
-    """Jobs that run at once at most; None: not limited."""
+    """Maximum number of jobs that run at once; None: not limited."""
 
 
 PLAIN_QUEUE = QueueSettings()
@@ -321,7 +323,7 @@ class Offer(NamedTuple):
     free: FreeResources
     """An object that equal states of equal nodes share (`free_vector.shared_free`)."""
     ends_ms: int | None
-    """When all jobs of the worker will have ended, by their timeouts; None: not known."""
+    """Time at which all jobs of the worker will have ended, by their timeouts; None if it is not known."""
 
     def is_live(self, now_ms: int) -> bool:
         """Whether the claim is not older than a lease: a worker that lives claims three times in it."""
@@ -350,9 +352,9 @@ class WorkerInfo:
     heartbeat_ms: int = 0
     """Time of its latest exchange."""
     leases: int = 0
-    """Jobs that it holds now; a gang is held by the worker of its rank 0."""
+    """Number of jobs that it holds; a gang is held by the worker of its rank 0."""
     offer: Offer | None = None
-    """None: it has not claimed since it registered."""
+    """The latest offer; None if it has not claimed since it registered."""
 
 
 class Store(Protocol):
@@ -361,7 +363,7 @@ class Store(Protocol):
     # --- jobs
 
     def submit(self, specs: Sequence[JobSpec]) -> list[Receipt]:
-        """Store jobs, in one step. Answers are in the order of the specifications, each decided on its own.
+        """Store jobs, in one step. Receipts are in the order of the specifications, each decided on its own.
 
         A job whose id or key is in the store is not stored again. `after` may name jobs that are in the store, and
         jobs that come earlier in the same call. A job does not wait for one that has already succeeded. If one has
@@ -369,7 +371,7 @@ class Store(Protocol):
         """
 
     def cancel(self, ids: Sequence[str], reason: str = "") -> list[JobState | None]:
-        """Cancel jobs; answer their states afterwards, None for unknown jobs.
+        """Cancel jobs. Returns their states afterwards, None for unknown jobs.
 
         Waiting jobs are cancelled at once. A leased job stays leased: its worker is woken and finds the job in
         `Reply.cancelled` of its next exchange that renews it. If the worker completes it with success, the result
@@ -380,7 +382,7 @@ class Store(Protocol):
     def requeue(self, ids: Sequence[str]) -> list[JobState | None]:
         """Run failed, dead or cancelled jobs again, with all their retries, ordered by the time of this call.
 
-        Jobs in other states do not change. Answer the states afterwards, None for unknown jobs. A requeued job waits
+        Jobs in other states do not change. Returns the states afterwards, None for unknown jobs. A requeued job waits
         again for those in `after` that have not succeeded; purged ones count as met. Jobs that were cancelled because
         they depended on a requeued one are not requeued with it.
         """
@@ -402,8 +404,8 @@ class Store(Protocol):
         """The job with this idempotency key."""
 
     def wait_finished(self, ids: Sequence[str], timeout_s: float) -> list[str]:
-        """Block until one of these jobs is finished, or the time has passed; answer all that are finished (or unknown).
-        Woken by the store, without polling."""
+        """Block until one of these jobs is finished, or the time has passed. Returns all that are finished (or
+        unknown). Woken by the store, without polling."""
 
     # --- workers
 
@@ -472,7 +474,7 @@ class Store(Protocol):
         unchanged, the next fire time stays, so that several processes can declare the same schedule."""
 
     def remove_schedule(self, name: str) -> bool:
-        """Remove a schedule; jobs that it has submitted stay. False: there is none."""
+        """Remove a schedule; jobs that it has submitted stay. Returns False if there is none."""
 
     def schedules(self) -> list[Schedule]:
         """All schedules, by name."""

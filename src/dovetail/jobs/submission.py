@@ -46,19 +46,19 @@ if TYPE_CHECKING:
 
 BAD_CALL = "DT604"
 CRON_ONLY = ("after", "at", "delay", "if_dependency_fails")
-"""Options that a schedule cannot have: they are about one job."""
+"""Options that a schedule cannot have, because they concern one job."""
 EXCLUSIVE = ("kwargs", "keys", *SUBMIT_OPTIONS.names)
 """Keywords of `submit` and `submit_many` that are not arguments of the function."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A function and options, from which the jobs of several calls are made."""
+    """A function and its options, from which the jobs of several calls are made."""
 
     template: JobSpec
-    """Without id and payload."""
+    """The specification without id and payload."""
     signature: inspect.Signature | None = None
-    """Of the function, if it is known here."""
+    """Signature of the function, if it is known here."""
     cron: str | None = None
     timezone: str = "UTC"
     batch: Batch | None = None
@@ -67,7 +67,7 @@ class Submission:
     def checked_spec(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], codec: PayloadCodec, key: str | None = None
     ) -> JobSpec:
-        """The job of one call; ConfigError if the arguments do not fit the function or are not JSON."""
+        """The job of one call. Raises ConfigError if the arguments do not fit the function or are not JSON."""
         problem = self.call_problem(args, kwargs)
         if problem is not None:
             raise ConfigError(problem)
@@ -76,7 +76,7 @@ class Submission:
     def spec(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], codec: PayloadCodec, key: str | None = None
     ) -> JobSpec:
-        """The job of a call that fits the function; ConfigError if the arguments are not JSON."""
+        """The job of a call that fits the function. Raises ConfigError if the arguments are not JSON."""
         job_id = new_job_id()
         payload, encoding = encode_call(args, kwargs, codec.of_job(job_id))
         template = self.template
@@ -224,7 +224,7 @@ def checked_reference(text: str) -> str:
 
 
 def _check_declared(reference: str) -> None:
-    """Refuse a name whose module is imported here and does not declare it."""
+    """Report a name that its module, which is imported here, does not declare."""
     place, _, name = reference.rpartition(":")
     module = sys.modules.get(place)
     if module is None:
@@ -333,7 +333,9 @@ def _combination_problems(given: Mapping[str, Any], cron: object, zone: object) 
             BAD_OPTION, message, fixes=(Change({"cron": "0 3 * * *", "timezone": "UTC"}), Change({"timezone": UNSET}))
         )
     if given.get("isolation", "process") in ISOLATIONS[1:] and is_int(given.get("ranks")) and given["ranks"] > 1:
-        message = f"isolation={given['isolation']!r} is not for gangs: each rank has variables of its own"
+        message = (
+            f"isolation={given['isolation']!r} cannot run a gang: each rank needs environment variables of its own"
+        )
         yield Problem(BAD_OPTION, message, fixes=(Change({"isolation": "process"}), Change({"ranks": UNSET})))
     if "at" in given and "delay" in given:
         message = "at and delay exclude each other"

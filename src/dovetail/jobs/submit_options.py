@@ -214,7 +214,7 @@ RETRIES = Record(
     "Retries of a job by cause, and the delay before them: random, from 0 to `backoff` doubled for every retry.",
     (
         Field("error", COUNT, "After an exception.", NORMAL_RETRIES.error),
-        Field("timeout", COUNT, "After the limit of time.", NORMAL_RETRIES.timeout),
+        Field("timeout", COUNT, "After a timeout.", NORMAL_RETRIES.timeout),
         Field("lost", COUNT, "After the worker or its process died.", NORMAL_RETRIES.lost),
         Field("out_of_memory", COUNT, "After it ran out of memory.", NORMAL_RETRIES.out_of_memory),
         Field("backoff", DELAY, "Longest delay before the first retry.", "2s"),
@@ -239,19 +239,19 @@ AT = Type(AT_TEXT, "2030-01-31T08:00:00+00:00", {"type": ["string", "number"]}, 
 AFTER = Type(AFTER_TEXT, [], {"type": "array", "items": {"type": "string", "pattern": ID_PATTERN}}, _after_mistakes)
 
 _JOB_FIELDS = (
-    Field("resources", RESOURCES_VALUE, "What one attempt needs; without it, one slot of a worker and nothing else."),
+    Field("resources", RESOURCES_VALUE, "Resources of one attempt; without it, one slot of a worker and nothing else."),
     Field("ranks", RANKS, "Members of a gang: as many processes run at once, and `resources` is what each needs.", 1),
-    Field("queue", NAME, "Queue that it waits in.", "default"),
+    Field("queue", NAME, "Name of its queue.", "default"),
     Field("priority", PRIORITY, "Order in its queue: one step is worth 60 s of waiting.", "normal"),
-    Field("timeout", DURATION, "Limit of one attempt."),
-    Field("retries", RETRIES_VALUE, "How often it is run again."),
+    Field("timeout", DURATION, "Time limit of one attempt."),
+    Field("retries", RETRIES_VALUE, "Maximum number of retries."),
     Field(
         "isolation",
         choice(ISOLATIONS),
-        "Where it runs: in a process of its own, in one that keeps models, in a thread or in an event loop.",
+        "Where it runs: in a process of its own, in a process that keeps models, in a thread or in an event loop.",
     ),
-    Field("preemptible", FLAG, "Whether it may be ended, without a charge, for a job of higher priority.", False),
-    Field("preemption_grace", DURATION, "Time to save its state before that.", "30s"),
+    Field("preemptible", FLAG, "Whether it may be ended for a job of higher priority, without using a retry.", False),
+    Field("preemption_grace", DURATION, "Time to save its state when it is preempted.", "30s"),
 )
 _FUNCTION_FIELDS = (
     Field("model", PARAMETER, "Parameter whose value names the model that a job uses, for jobs in warm processes."),
@@ -272,12 +272,12 @@ SUBMIT_OPTIONS = Record(
         Field(
             "if_dependency_fails",
             choice(tuple(DependencyPolicy)),
-            "What happens to it if one of them does not succeed.",
+            "Cancel or block the job if one of them does not succeed.",
             "cancel",
         ),
-        Field("at", AT, "Not before this time."),
-        Field("delay", DELAY, "Not before this long after its submission."),
-        Field("cron", CRON, "Times at which jobs are submitted, instead of one job."),
+        Field("at", AT, "Earliest start."),
+        Field("delay", DELAY, "Minimum delay between submission and start."),
+        Field("cron", CRON, "Times at which jobs are submitted, instead of one job now."),
         Field("timezone", TIMEZONE, "Time zone of `cron`.", "UTC"),
     ),
 )

@@ -48,7 +48,7 @@ LEASE_EXPIRED = "the lease expired: its worker was killed, stopped or cut off"
 
 @dataclass(slots=True)
 class Effects:
-    """What a step has changed that others wait for."""
+    """Changes of a step for which workers or submitters wait."""
 
     queues: set[str] = field(default_factory=set)
     """Queues in which a job became ready or was scheduled."""
@@ -63,26 +63,26 @@ class Effects:
 
 @dataclass(slots=True)
 class ClaimState:
-    """A claim while it is decided."""
+    """State of a claim while it is decided."""
 
     worker: str
     claim: Claim
     lease_ms: int
     queues: list[str]
-    """Those that give jobs, each once."""
+    """Queues that give jobs, without duplicates."""
     shares: QueueShares
     room: Room
-    """What is left of the worker."""
+    """Remaining room of the worker."""
     gang_address: str
-    """Where rank 0 of the next gang listens; "": the claim takes none."""
+    """HOST:PORT at which rank 0 of the next gang listens; "" if the claim takes no gang."""
     reservations: ClaimReservations
     kept: KeptRoom | None = None
-    """Room that is kept for jobs that others are ended for."""
+    """Room that is kept for jobs for which others are being ended."""
     claimed: list[ClaimedJob] = field(default_factory=list)
 
 
 class Transaction:
-    """One atomic step at one time."""
+    """One atomic step of a store, at one time."""
 
     def __init__(self, table: JobTable, now_ms: int, admission: Admission) -> None:
         self.now_ms = now_ms
@@ -93,11 +93,11 @@ class Transaction:
         self._offering: list[OfferingWorker] | None = None
         self._others: OtherWorkers | None = None
         self._retry_ms: int | None = None
-        """When a claim takes jobs that it has left to other workers."""
+        """Earliest time at which a claim may take a job that this worker has left to another one."""
         self._preemptors: set[str] = set()
-        """Jobs for which others have ended in this step."""
+        """Jobs for which others ended in this step."""
         self._preempted: list[str] = []
-        """Jobs of the worker that are to end for others."""
+        """Jobs of the worker that must end for others."""
 
     # --- steps of submitters
 
@@ -231,7 +231,7 @@ class Transaction:
         return after.state
 
     def _release_reservation(self, record: JobRecord) -> None:
-        """The job waits no more: the worker that is reserved for it can take others."""
+        """Handle a job that no longer waits: the worker that is reserved for it can take others."""
         found = self._table.reservations().get(record.spec.queue)
         if found is not None and found.job_id == record.id:
             self._table.delete_reservation(found.queue)
@@ -253,7 +253,7 @@ class Transaction:
         return record if valid else None
 
     def _complete(self, request: Exchange, completion: Completion) -> bool:
-        """False if the lease is not valid any more."""
+        """Apply a completion. Returns False if the lease is no longer valid."""
         record = self._leased(completion.job_id, completion.token)
         if record is None:
             known = self._table.get(completion.job_id)
@@ -285,7 +285,7 @@ class Transaction:
                 self._wake_members(record)
 
     def _claim(self, worker: str, claim: Claim, lease_ms: int) -> tuple[list[ClaimedJob], Room]:
-        """The claimed jobs, and the room that they leave for others."""
+        """Claim jobs. Returns them, and the remaining room."""
         queues = [queue for queue in dict.fromkeys(claim.queues) if not self._settings_of(queue).paused]
         shares = QueueShares(queues, self._settings, self._table.leased_jobs)
         claimed, room = self._send_members(worker, Room(claim.slots, claim.free), lease_ms)
@@ -346,7 +346,7 @@ class Transaction:
         return True
 
     def _room_after(self, state: ClaimState, record: JobRecord) -> Room | None:
-        """The room after the start of this job; None: the claim does not take it."""
+        """The room after the start of this job; None if the claim does not take it."""
         room, reservations = state.room, state.reservations
         remaining = room.after_start(record.shape, self._admission)
         if remaining is None:
@@ -362,7 +362,8 @@ class Transaction:
         return None if is_left else remaining
 
     def _ends_ms(self, claim: Claim, claimed: Sequence[ClaimedJob]) -> int | None:
-        """When all jobs of the worker will have ended, by their timeouts; None: not known, as after a gang."""
+        """Time at which all jobs of the worker will have ended, by their timeouts; None if it is not known, as after a
+        gang."""
         if claim.ends_in_ms is None:
             return None
         timeouts = [job.spec.timeout_ms for job in claimed if job.gang is None]
@@ -391,7 +392,7 @@ class Transaction:
     # --- gangs
 
     def _send_members(self, worker: str, room: Room, lease_ms: int) -> tuple[list[ClaimedJob], Room]:
-        """The ranks of gangs that other claims have placed on this worker, and the room that they leave."""
+        """The ranks of gangs that other claims have placed on this worker, and the remaining room."""
         sent: list[ClaimedJob] = []
         for job_id in self._table.assigned(worker):
             record = self._table.get(job_id)
@@ -404,12 +405,12 @@ class Transaction:
             for rank, is_unsent in enumerate(unsent):
                 if is_unsent:
                     sent.append(self._member(after, rank, self.now_ms + lease_ms, payload))
-                    # if it does not fit any more, the worker gives it back
+                    # if it no longer fits, the worker returns it
                     room = room.after_start(record.shape.rank, self._admission) or room
         return sent, room
 
     def _try_claim_gang(self, state: ClaimState, record: JobRecord) -> bool:
-        """Place a gang, all of its ranks. False: it does not fit."""
+        """Place all ranks of a gang. Returns False if they do not fit."""
         if not state.gang_address or not state.reservations.may_take_gang(record):
             return False
         reserved = state.reservations.reserved_workers()
@@ -434,7 +435,7 @@ class Transaction:
         for name, left in placement.rooms.items():
             self._table.put_offer(name, others[name]._replace(slots=left.slots, free=left.free, ends_ms=None))
             self.effects.workers.add(name)
-        self._offering = self._others = None  # the offers are smaller now
+        self._offering = self._others = None  # the offers have become smaller
         ranks = [rank for rank, name in enumerate(placement.workers) if name == state.worker]
         state.claimed += [self._member(after, rank, deadline_ms, record.spec.payload) for rank in ranks]
         state.room, state.gang_address = room, ""
@@ -489,7 +490,7 @@ class Transaction:
         ]
 
     def _keep_room(self, state: ClaimState, candidates: Sequence[Candidate]) -> None:
-        """Keep room for jobs that others are ended for."""
+        """Keep room for jobs for which others are being ended."""
         preemptors = {one.record.preempted_for for one in candidates if one.record.preempted_for} | self._preemptors
         if not preemptors:
             return
@@ -544,7 +545,7 @@ class Transaction:
                 kept.keep(head, chosen)
 
     def _is_left_to_another(self, worker: str, claim: Claim, record: JobRecord, free: FreeResources) -> bool:
-        """Whether a claim passes over a job that fits, and wakes a worker that should rather run it."""
+        """Whether a claim leaves a job that fits to a better worker, which is then woken."""
         if not claim.placement_delay_ms or not free.cards.free:
             return False
         if self._others is None:
@@ -569,7 +570,7 @@ class Transaction:
         return next((schedule for schedule in self._table.schedules() if schedule.name == name), None)
 
     def _put(self, record: JobRecord) -> None:
-        """Store a record, and then what follows for the jobs that wait for it, and for those that wait for these."""
+        """Store a record, then the changes of the jobs that depend on it, directly or not."""
         changed = [record]
         while changed:
             record = changed.pop()
@@ -583,7 +584,7 @@ class Transaction:
                 changed += self._changed_dependants(record)
 
     def _wake_for_limit(self, after: JobRecord) -> None:
-        """A job that leaves a queue with a limit makes place for another one."""
+        """Handle a job that leaves a queue with a limit, so that another one can start."""
         queue = after.spec.queue
         if after.state is not JobState.LEASED and self._settings_of(queue).max_running is not None:
             before = self._table.get(after.id)

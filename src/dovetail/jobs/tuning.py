@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 NO_MEASUREMENT = "DT638"
 TOLERANCE = 0.05
-"""A setting whose rate is lower than the best one by at most this share counts as equally fast."""
+"""Maximum relative difference from the best rate at which a setting counts as equally fast."""
 MIN_JOBS_PER_SLOT = 4
-"""Jobs of a setting for each of its slots, so that its start and its end are a small part of it."""
+"""Minimum number of jobs per slot of a setting, so that start and end are a small part of the measurement."""
 MIN_SECONDS = 2.0
-"""Below this duration of a setting, differences of a few percent are noise."""
+"""Duration of a setting below which differences of a few percent are noise."""
 MEMORY_INTERVAL_S = 0.1
 ERROR_CHARS = 60
 CHECK_S = 0.2
@@ -50,22 +50,22 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class TunedFunction:
-    """What is measured."""
+    """The job function to measure, and how."""
 
     function: JobFunction
     application: Application
     samples: Sequence[Sample]
     options: Mapping[str, Any]
-    """Of `Queue.submit`."""
+    """Options of `Queue.submit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMeasurement:
-    """Figures of one number of slots."""
+    """Figures for one number of slots."""
 
     slots: int
     jobs: int
-    """That succeeded."""
+    """Number of jobs that succeeded."""
     failed: int
     seconds: float
     """From the start of the first job to the end of the last one."""
@@ -74,13 +74,13 @@ class SlotMeasurement:
     p95_s: float
     """95th percentile of the time of a job."""
     cpu_s: float | None
-    """CPU seconds of a job, on average; None: its isolation does not measure it."""
+    """Mean CPU seconds of a job; None if its isolation does not measure them."""
     peak_bytes: int
-    """Memory of the worker and its jobs at most."""
+    """Maximum memory of the worker and its jobs."""
     concurrency: int
-    """Jobs that ran at the same time at most: fewer than slots if no more fit."""
+    """Maximum number of jobs that ran at the same time; less than the slots if no more fit."""
     error: str = ""
-    """Of the first job that failed."""
+    """Error of the first job that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ class Recommendation:
 
 
 def default_jobs(slots: int, samples: int) -> int:
-    """Jobs of a setting: every sample once, and enough to fill the slots several times."""
+    """Number of jobs of a setting: every sample once, and enough to fill the slots several times."""
     return max(samples, MIN_JOBS_PER_SLOT * slots)
 
 
 def measure(tuned: TunedFunction, slots: int, jobs: int, worker_options: Mapping[str, Any]) -> SlotMeasurement:
-    """Run jobs with this number of slots. RunError if no worker can run them, or all of them fail."""
+    """Run jobs with this number of slots. Raises RunError if no worker can run them, or all of them fail."""
     with (
         tempfile.TemporaryDirectory(prefix="dovetail-tune-") as logs,
         Queue("memory:", if_no_worker="ignore") as queue,
@@ -124,7 +124,7 @@ def _submit(queue: Queue, tuned: TunedFunction, samples: Any) -> list[Job]:
 
 
 def _wait(queue: Queue, worker: Worker, jobs: Sequence[Job]) -> None:
-    """Until all of these jobs have ended."""
+    """Wait until all of these jobs have ended."""
     left = {job.id for job in jobs}
     while left:
         left -= set(queue.store.wait_finished(sorted(left), CHECK_S))
@@ -161,7 +161,7 @@ class _MemoryPeak:
 
 
 def figures(records: Sequence[JobRecord], slots: int, peak_bytes: int) -> SlotMeasurement:
-    """The figures of jobs that have ended. RunError if none has succeeded."""
+    """The figures of jobs that have ended. Raises RunError if none has succeeded."""
     attempts = [record.attempts[-1] for record in records if record.attempts]
     done = [attempt for attempt in attempts if attempt.outcome is Outcome.SUCCEEDED]
     failed = [record for record in records if record.state is not JobState.SUCCEEDED]
@@ -188,7 +188,7 @@ def figures(records: Sequence[JobRecord], slots: int, peak_bytes: int) -> SlotMe
 
 
 def max_concurrency(attempts: Sequence[Attempt]) -> int:
-    """Attempts that ran at the same time at most."""
+    """Maximum number of attempts that ran at the same time."""
     steps = sorted(step for one in attempts for step in ((one.started_ms, 1), (one.ended_ms, -1)))
     running = most = 0
     for _, change in steps:

@@ -22,7 +22,7 @@ def wait_reason(
     workers: Sequence[WorkerInfo],
     now_ms: int,
 ) -> str:
-    """The reason as a phrase; empty if the job is not ready, or a worker will take it now. `stats`: by queue."""
+    """The reason as a phrase; empty if the job is not ready, or if a worker is about to take it. `stats`: by queue."""
     if record.state is not JobState.READY:
         return ""
     queue = record.spec.queue

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 MAX_IDLE_PROCESSES = 32
 IDLE_LIMIT_S = 600.0
-"""A process without a job for this long is ended."""
+"""Time without a job after which a process is ended."""
 REMEMBERED = 10_000
-"""Functions, or values of their model parameter, whose models are remembered."""
+"""Maximum number of functions, or values of their model parameters, whose models are remembered."""
 
 
 class WarmPool:
-    """Idle processes, the one that was used last at the end. Thread: runner."""
+    """Idle processes in the order of their last use. Thread: runner."""
 
     def __init__(self, keys_of: Callable[[int], Mapping[str, int]], codec: PayloadCodec) -> None:
         """`keys_of`: models of a host, with their bytes."""
@@ -32,7 +32,7 @@ class WarmPool:
         self._codec = codec
         self._idle: list[JobProcess] = []
         self._used: OrderedDict[tuple[str, object], frozenset[str]] = OrderedDict()
-        """Models that a function has used the last time, by the value of its model parameter."""
+        """Models that a function used in its latest job, by the value of its model parameter."""
 
     def add(self, process: JobProcess) -> None:
         process.idle_since = time.monotonic()
@@ -43,8 +43,8 @@ class WarmPool:
             self._idle.remove(process)
 
     def take(self, attempt: RunningAttempt, environment: Mapping[str, str]) -> JobProcess | None:
-        """An idle process with this environment: the one with the most bytes of the models that the job will use, as
-        far as that is known, and of several the one that was used last. None: start another one."""
+        """Take an idle process with this environment: the one with the most bytes of the models that the job will use,
+        as far as that is known, and of several the one that was used last. None: start another one."""
         fitting = [process for process in self._idle if process.is_open and process.environment == environment]
         if not fitting:
             return None

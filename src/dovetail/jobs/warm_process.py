@@ -4,8 +4,8 @@ It is forked like the process of a single job (`job_process.py`), and ends when 
 process behind, has run out of memory or has broken CUDA, and whenever a job is ended by a signal.
 
 Frames to the worker, besides those of `job_process.py`: ("next", CPU seconds) after the end of a job, if the process
-can run another one; ("model", what, ...) to the ledger of models. From the worker: ("run",) with a `JobCall` and the
-descriptor of its log, ("end",), ("granted", number, reason of a refusal), ("evict", keys).
+can run another one; ("model", what, ...) to the ledger of models. Frames from the worker: ("run",) with a `JobCall` and
+the descriptor of its log, ("end",), ("granted", number, reason of a refusal), ("evict", keys).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from dovetail.jobs.job_ending import Ending
 
 CUDA_BROKEN = ("CUDA error", "cudaError", "CUDNN_STATUS")
-"""In the error of a job after which CUDA may refuse everything in this process."""
+"""Texts in the error of a job after which CUDA may refuse all further work of this process."""
 WORKER_GONE = "the worker has ended"
 
 
 def run_jobs(sock: socket.socket, call: JobCall) -> None:
-    """Run this job and those that follow; returns when the process is to end."""
+    """Run this job and later ones; returns when the process is to end."""
     worker = WorkerConnection(sock)
     cache = ModelCache(worker)
     worker.start(cache)
@@ -50,7 +50,7 @@ def run_jobs(sock: socket.socket, call: JobCall) -> None:
 
 
 def _run_job(sock: socket.socket, worker: WorkerConnection, cache: ModelCache, call: JobCall) -> bool:
-    """False: the process is to end."""
+    """Run one job. Returns False if the process is to end."""
     link = WarmJobLink(sock, worker.lock)
     worker.link = link
     began = time.process_time()
@@ -77,7 +77,7 @@ class WarmJobLink(JobLink):
         self._lock = lock
 
     def report(self, fraction: float | None, message: str | None) -> None:
-        if not self._is_over:  # else a thread that the job has left would report for the next job
+        if not self._is_over:  # otherwise a thread that the job has left would report progress for the next job
             super().report(fraction, message)
 
     def send_ending(self, ending: Ending) -> None:
@@ -87,7 +87,7 @@ class WarmJobLink(JobLink):
             self._news.set()  # end the thread that sends progress
 
     def on_request(self, kind: str) -> None:
-        """The worker asks the job to end."""
+        """Handle a request of the worker that the job end."""
         self._requests.add(kind)
 
     def _is_requested(self, kind: str) -> bool:
@@ -103,9 +103,9 @@ class WorkerConnection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.lock = threading.Lock()
-        """Of everything that is sent."""
+        """Lock of everything that is sent."""
         self.link: WarmJobLink | None = None
-        """Of the job that runs."""
+        """Link of the running job."""
         self._sock = sock
         self._calls: SimpleQueue[JobCall | None] = SimpleQueue()
         self._answers: dict[int, SimpleQueue[str]] = {}
@@ -122,7 +122,7 @@ class WorkerConnection:
             send_frame(self._sock, head)
 
     def next_call(self) -> JobCall | None:
-        """The next job; None: the process is to end."""
+        """Wait for the next job; None if the process is to end."""
         return self._calls.get()
 
     def _read(self) -> None:

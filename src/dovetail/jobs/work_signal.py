@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 READ_INTERVAL_S = 15.0
 MEASURED_JOBS = 1_000
-"""Latest succeeded jobs of the store from which the times of functions are computed."""
+"""Number of latest succeeded jobs from which the times of functions are computed."""
 READ_JOBS = 10_000
-"""Ready jobs that are read at most."""
+"""Maximum number of ready jobs that are read."""
 PAGE = 1_000
 NO_WORKER = "none"
 """Kind of worker of jobs that no live worker can run."""
@@ -44,9 +44,9 @@ class QueuedWork:
 
     seconds: Mapping[WorkKey, float] = field(default_factory=dict)
     unmeasured: Mapping[WorkKey, int] = field(default_factory=dict)
-    """Jobs whose time is not known."""
+    """Number of jobs whose time is not known."""
     kind_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By the kind of worker that runs them."""
+    """Work by the kind of worker that can run it."""
     kind_unmeasured: Mapping[str, int] = field(default_factory=dict)
     function_seconds: Mapping[str, float] = field(default_factory=dict)
     """Mean time of each measured function."""
@@ -92,7 +92,7 @@ def queued_work(
     for one in stats:
         for shape, count in one.ready_by_shape.items() if not one.paused else ():
             unread[one.queue, shape] += count
-            seconds[one.queue, resource_class(shape)] += 0.0  # a class without measured jobs has a sample, too
+            seconds[one.queue, resource_class(shape)] += 0.0  # a class without measured jobs gets a sample, too
     for record in ready:
         queue, shape = record.spec.queue, record.shape
         mean = means.get(record.spec.function)
@@ -142,7 +142,7 @@ class WorkReader:
         self._read_at: float | None = None
 
     def read(self) -> QueuedWork:
-        """StoreUnavailableError if the store cannot be reached."""
+        """Read the work. Raises StoreUnavailableError if the store cannot be reached."""
         with self._lock:
             if self._read_at is None or time.monotonic() - self._read_at >= READ_INTERVAL_S:
                 store = self._store

@@ -60,21 +60,23 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Worker:
-    """Runs the jobs of a queue whose functions are declared with `@dt.job` in the modules of `app`.
+    """Worker that runs the jobs of a queue whose functions are declared with `@dt.job` in the modules of `app`.
 
-    `runs`: folders, and prefixes of URLs, whose pipelines, recipes, actors files and tables it runs and fills as jobs.
-    Files there name functions, so they run code.
-    `slots`: maximum number of jobs at once; "auto": jobs that declare no resources by a table of sizes, others by what
-    they request. `resources`: "auto" shares this machine with runs, actor systems and other workers by a claim; a
-    `dt.Resources`, or a specification such as "8cpu, 32GB", is used as it is. `isolation` is that of jobs that neither
-    say nor need one (`isolation.isolation_of`). `grace`: time for running jobs when the worker stops. `kill_grace`:
-    from SIGTERM to SIGKILL of a job. `placement_delay`: how long a job is left to a worker that should rather run it
-    (`claim_policy`); 0: not at all. `rendezvous_host`: address of this machine at which other workers reach rank 0 of a
-    gang; by default that of the route to Redis, else 127.0.0.1. `recycle_jobs`, `recycle_bytes`: end the worker
-    (`is_recycled`) after this many jobs in its own process, or above this memory, and a warm process in the same way,
-    its models not counted.
+    - `runs`: folders, and URL prefixes, whose pipelines, recipes, actors files and tables it may run and fill as jobs.
+      Files there name functions, so they can run code.
+    - `slots`: maximum number of jobs at once. "auto": as many as the resources that jobs request allow; a table of
+      sizes for jobs that declare no resources.
+    - `resources`: "auto" shares this machine with runs, actor systems and other workers by a claim; a `dt.Resources`,
+      or a specification such as "8cpu, 32GB", is used as it is.
+    - `isolation`: that of jobs that set none and need none (`isolation.isolation_of`).
+    - `grace`: time for running jobs when the worker stops. `kill_grace`: from SIGTERM to SIGKILL of a job.
+    - `placement_delay`: time for which a job is left to a better worker (`claim_policy`); 0: not at all.
+    - `rendezvous_host`: address of this machine at which other workers reach rank 0 of a gang; by default that of the
+      route to Redis, else 127.0.0.1.
+    - `recycle_jobs`, `recycle_bytes`: end the worker (`is_recycled`) after this many jobs in its own process, or above
+      this memory; also a warm process, whose models do not count.
 
-    The variables MAX_CONCURRENT_JOBS, USE_GPU, GPU_DEVICE, JOB_TIMEOUT and WORKER_ID apply to what is not given.
+    The variables MAX_CONCURRENT_JOBS, USE_GPU, GPU_DEVICE, JOB_TIMEOUT and WORKER_ID set arguments that are not given.
     """
 
     def __init__(

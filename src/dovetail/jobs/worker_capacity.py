@@ -46,27 +46,27 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape
 
 CPU_TABLE = ((8, 4), (4, 2), (0, 1))
-"""(CPUs from, jobs at once) of a worker without GPUs."""
+"""(minimum of CPUs, jobs at once) of a worker without GPUs."""
 GPU_TABLE = ((16 << 30, 2), (0, 1))
-"""(Memory of a card from, jobs at once on it)."""
+"""(minimum memory of a card, jobs at once on it)."""
 CARD_TOLERANCE = 0.94
-"""A card of 16 GB reports a little less."""
+"""Tolerance of these limits: a card of 16 GB reports a little less."""
 AUTO_LIMIT = 256
-"""Jobs at once with `auto` slots, however little each of them requests."""
+"""Maximum number of jobs at once with `auto` slots, however little each of them requests."""
 CLAIM_UPDATE_S = 1.0
 MIN_CLAIM_MILLI = 1000
-"""CPUs that a worker needs to begin, in thousandths."""
+"""CPUs that a worker needs to start, in thousandths."""
 
 
 def auto_slots(cpu_milli: int, cards: Sequence[Gpu]) -> int:
-    """Jobs without declared resources that run at once: the lower end of each range in the sizing tables."""
+    """Number of jobs without declared resources that run at once, by the tables above."""
     if not cards:
         return next(jobs for least, jobs in CPU_TABLE if cpu_milli >= 1000 * least)
     return sum(next(jobs for least, jobs in GPU_TABLE if card.memory_bytes >= CARD_TOLERANCE * least) for card in cards)
 
 
 class ReclaimableModels(Protocol):
-    """Cached models, whose memory jobs can have."""
+    """The port to cached models, whose memory can be given to jobs."""
 
     def idle_bytes(self) -> Mapping[int, int]:
         """Bytes by device of models that no job uses; none while models are being evicted."""
@@ -98,7 +98,7 @@ class WorkerCapacity:
         self._slots = slots
         self.plain_cards = tuple(plain_cards)
         self.models: ReclaimableModels = NO_MODELS
-        """Where memory of cached models can be taken from if a job needs it."""
+        """Cached models that can be evicted if a job needs their memory."""
         self.devices: Mapping[int, str] = {index: card.uuid for index, card in enumerate(node.gpus) if card.uuid}
         self._kind = kind or NodeKind(node)
         self._fits: dict[Shape, Fit] = {}
@@ -111,28 +111,29 @@ class WorkerCapacity:
         self._released: deque[Seat | None] = deque()
         self._lock = threading.RLock()
         self.running = 0
-        """Jobs that hold a slot."""
+        """Number of jobs that hold a slot."""
         self._running_plain = 0
 
     # --- any thread
 
     def set_limit(self, limit: Amounts) -> None:
-        """What the worker may use from now on. Jobs that run keep what they have."""
+        """Set the resources that the worker may use. Running jobs keep theirs."""
         with self._lock:
             self._limit = limit
             self._is_outdated = True
 
     def release(self, seat: Seat | None) -> None:
-        """A job has ended; None: it had declared no resources."""
+        """Release the slot and the seat of a job; None: a job without declared resources."""
         self._released.append(seat)
 
     def usage(self) -> tuple[Amounts, Amounts]:
-        """(Held by jobs and cached models, limit)."""
+        """(amounts that jobs and cached models hold, limit)."""
         with self._lock:
             return add_amounts(self._held, self._models), self._limit
 
     def try_reserve_model(self, device: int, size: int) -> int:
-        """Take memory of a card, or of the machine (HOST), for a cached model. Answers the missing bytes; 0: taken."""
+        """Take memory of a card, or of the machine (HOST), for a cached model. Returns the missing bytes, 0 if it was
+        taken."""
         with self._lock:
             missing = size - self._free_bytes(device)
             if missing <= 0:
@@ -169,7 +170,7 @@ class WorkerCapacity:
 
     @property
     def plain_slots(self) -> int:
-        """Jobs at once that declare no resources."""
+        """Number of jobs without declared resources that may run at once."""
         if self._slots is not None:
             return self._slots
         cards = [self.node.gpus[card] for card in self.plain_cards]
@@ -203,13 +204,13 @@ class WorkerCapacity:
             return _free_resources(self._kind, self.node.name, self._left_without(idle))
 
     def _left_without(self, idle: Mapping[int, int]) -> Amounts:
-        """What would be free without these bytes of models."""
+        """The free resources without these bytes of models."""
         name = self.node.name
         gone = {(name, device, MEMORY): size for device, size in idle.items()}
         return subtract_amounts(self._limit, add_amounts(self._held, subtract_amounts(self._models, gone)))
 
     def make_room(self, shape: Shape) -> None:
-        """Evict cached models, so that a job of this shape fits when they have gone, if it does."""
+        """Evict cached models if a job of this shape would then fit."""
         free = self.claimable()
         ways = Fit(shape).assignments(free)
         if not ways:
@@ -221,7 +222,7 @@ class WorkerCapacity:
         self.models.evict({device: size for device, size in missing.items() if size > 0})
 
     def try_take(self, shape: Shape) -> tuple[bool, Seat | None]:
-        """Take a slot and a seat for a claimed job, in the order of the reply; False: it does not fit (any more)."""
+        """Take a slot and a seat for a claimed job, in the order of the reply. Returns False if it no longer fits."""
         if shape is NO_RESOURCES or shape == NO_RESOURCES:
             with self._lock:
                 self.running += 1
@@ -245,7 +246,7 @@ class WorkerCapacity:
         return True, seat
 
     def slots_of(self, seat: Seat | None) -> int:
-        """How many more `free_slots` there are when a job with this seat has ended."""
+        """Increase of `free_slots` when a job with this seat ends."""
         return 1 if self._slots is not None or seat is None else 0
 
     def _apply_releases(self) -> None:
@@ -271,7 +272,7 @@ class WorkerCapacity:
         return self.plain_cards if seat is None else seat.gpus
 
     def device_of(self, seat: Seat | None, number: int | None) -> int | None:
-        """HOST, or the position of the card that a job in a process of its own knows by this number; None: it has no
+        """HOST, or the position of the card that a job in a process of its own knows by this number; None if it has no
         such card. Without a number its first card, if it has one."""
         cards = self.cards_of(seat)
         if number == HOST or (number is None and not cards):
@@ -279,7 +280,7 @@ class WorkerCapacity:
         return cards[number or 0] if (number or 0) < len(cards) else None
 
     def plain_threads(self) -> int:
-        """Threads of libraries in a job that declares no resources: its part of the CPUs."""
+        """Number of library threads of a job without declared resources: its part of the CPUs."""
         return max(1, self._limit.get((self.node.name, HOST, CPU), 0) // 1000 // max(1, self.plain_slots))
 
     def environment(self, inherited: Mapping[str, str], seat: Seat | None) -> dict[str, str]:
@@ -323,7 +324,7 @@ def _free_resources(kind: NodeKind, node: str, amounts: Amounts) -> FreeResource
 
 
 class FixedLimit:
-    """Resources that the worker was given: there is no claim."""
+    """Limit of a worker with given resources, without a claim."""
 
     def __init__(self, amounts: Amounts) -> None:
         self._amounts = amounts
@@ -397,7 +398,7 @@ class MachineClaim:
             try:
                 owner = store.update(owner, held, max_amounts(held, limit))
                 has_failed = False
-            except Exception as error:  # the worker continues with its present share
+            except Exception as error:  # the worker continues with its current share
                 if not has_failed:
                     print_stderr(f"{error}\nthe worker continues with its current share of the machine")
                 has_failed = True
@@ -418,7 +419,7 @@ class MachineClaim:
 
 
 def node_amounts(node: Node) -> Amounts:
-    """Everything that a node has."""
+    """All resources of a node."""
     from dovetail.resources.cluster import Cluster
 
     return cluster_capacity(Cluster((node,)))

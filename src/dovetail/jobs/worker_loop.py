@@ -49,11 +49,11 @@ FIRST_RETRY_S, MAX_RETRY_S = 0.05, 2.0
 """Delays between attempts to reach the store."""
 MIN_WAIT_S = 0.005
 START_FAILED_PAUSE_S = 1.0
-"""Without claims, after a process could not be started."""
+"""Pause of claims after a process could not be started."""
 KILL_MARGIN_S = 1.0
-"""After SIGKILL, until an attempt is given up that has not ended: threads, and coroutines that do not await."""
+"""Time after SIGKILL until an attempt that has not ended is abandoned: threads, and coroutines that do not await."""
 STORE_MARGIN_S = 3.0
-"""At the end, for the last completions if the store does not answer."""
+"""Time at the end of the worker for the last completions, if the store does not respond."""
 
 
 class WorkerState(Enum):
@@ -61,7 +61,7 @@ class WorkerState(Enum):
     """It waits for its share of the machine."""
     RUNNING = "running"
     DRAINING = "draining"
-    """It claims nothing, and lets running jobs end."""
+    """It claims no jobs and lets running ones end."""
     ENDED = "ended"
 
 
@@ -70,7 +70,7 @@ def _lease_of(job: ClaimedJob) -> tuple[str, int]:
 
 
 class WorkerLoop:
-    """State of the loop. Thread: loop, except `request_drain`, `pause_claims` and what is read for the status."""
+    """Loop of a worker. Thread: loop, except `request_drain`, `pause_claims` and attributes that the status reads."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class WorkerLoop:
         self.exchanged_at: float | None = None
         """Monotonic time of the last exchange, for readiness."""
         self._draining_until: float | None = None
-        """When running jobs are ended; None: not."""
+        """Time at which running jobs are ended; None: they are not."""
         self._ending_until = 0.0
         self._is_now = False
         self._has_terminated = False
@@ -145,7 +145,7 @@ class WorkerLoop:
     # --- the loop
 
     def run(self) -> None:
-        """Returns when the worker has drained."""
+        """Run until the worker has drained."""
         try:
             self._run()
         finally:
@@ -164,7 +164,7 @@ class WorkerLoop:
             self._store.remove_worker(self._worker)
 
     def _register(self) -> None:
-        """ConfigError if another live worker has this id."""
+        """Register the worker. Raises ConfigError if another live worker has this id."""
         seen_ms: int | None = None
         while self.state is not WorkerState.DRAINING:
             try:
@@ -205,7 +205,7 @@ class WorkerLoop:
         return Problem(ID_IN_USE, message, ("workers of one store need different ids",), fixes)
 
     def _step(self) -> Reply | None:
-        """One exchange. None: there is something to do at once."""
+        """Make one exchange. Returns None if there is more to do at once."""
         table = self._table
         draining = self.state is WorkerState.DRAINING
         if draining:
@@ -254,7 +254,7 @@ class WorkerLoop:
             self._store.register_worker(self._info())
 
     def _count_refused(self, reply: Reply, completions: Sequence[Completion]) -> None:
-        """Results that came after their lease was lost: another attempt counts."""
+        """Log results that came after their lease was lost: another attempt counts."""
         refused = {(item.job_id, item.token) for item in reply.refused}
         for completion in completions:
             if (completion.job_id, completion.token) in refused:
@@ -293,7 +293,7 @@ class WorkerLoop:
         except StoreUnavailableError as error:
             self._on_store_away(error)
             return
-        if woken and table.is_loop_waiting:  # else an attempt has ended
+        if woken and table.is_loop_waiting:  # otherwise an attempt has ended
             self._was_woken = bool(table.running)
         table.is_loop_waiting = False
         self._wakeup.clear()
@@ -421,7 +421,7 @@ class WorkerLoop:
     # --- the end
 
     def _drain(self) -> None:
-        """Give back what has not begun; after the grace end what runs, and then give up what does not end."""
+        """Return jobs that have not begun, end running ones after the grace, and then abandon those that do not end."""
         self._batches.release()
         for runner in self._runners.values():
             runner.release_unbegun()
@@ -447,11 +447,11 @@ class WorkerLoop:
             return False
         if not self._table.running and not self._table.has_completions:
             return True
-        # the store is away: the leases of what could not be completed expire
+        # the store cannot be reached: leases of attempts that could not be completed expire
         return self._has_terminated and time.monotonic() >= self._ending_until + STORE_MARGIN_S
 
     def _seconds_to_end(self) -> float:
-        """Until the next step of the end."""
+        """Time until the next step of the drain."""
         if self._draining_until is None:
             return MAX_RETRY_S
         until = self._ending_until if self._has_terminated else self._draining_until

@@ -320,7 +320,7 @@ def chosen_cards(node: Node, options: WorkerOptions) -> tuple[int, ...] | None:
     if options.use_gpu is None and options.gpu_device is None:
         return None
     if not node.gpus:
-        message = "the worker is to use a GPU, and this machine has none that can be used"
+        message = "the worker is set to use a GPU, but this machine has no usable one"
         evidence = ("USE_GPU or GPU_DEVICE is set, or use_gpu or gpu_device is given",)
         # what is given wins over the variables, so that it works against both
         fixes = (Change({"use_gpu": False}), "check nvidia-smi, CUDA_VISIBLE_DEVICES and the runtime of the container")
