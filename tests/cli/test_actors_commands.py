@@ -75,6 +75,7 @@ def test_a_system_in_the_background_is_listed_shown_scaled_and_stopped(folder: P
             "there is no role 'rolout' (did you mean 'rollout'?); roles: trainer, pool, rollout; "
             "rollout=9: role 'rollout' has 1 to 2" in refused.stderr
         )
+        _check_that_another_system_waits(folder)
         until(lambda: "hello from rollout 1" in actors(folder, "logs", "rl", "rollout").stdout, "it has printed")
         assert "hello from trainer 0" in actors(folder, "logs", "rl", "pool").stdout, "they share a process"
         assert "hello from rollout" not in actors(folder, "logs", "rl", "pool").stdout
@@ -87,6 +88,24 @@ def test_a_system_in_the_background_is_listed_shown_scaled_and_stopped(folder: P
     assert "is finished" in actors(folder, "status").stdout
     assert "no actor systems are running" in actors(folder, "ls").stderr
     assert "finished" in actors(folder, "ls", "--all").stdout
+
+
+def _check_that_another_system_waits(folder: Path) -> None:
+    larger = ("actors.yaml", "--cluster", CLUSTER, "--set", "roles.rollout.resources.cpus=1.8")
+    late = actors(folder, "up", *larger, "--deadline", "200ms")
+    assert late.returncode == 3
+    assert "error[DT120]" in late.stderr
+    assert "fix  --deadline 60s  # waits longer\n" in late.stderr
+    assert "wait: true" not in late.stderr
+    assert "fix  omit --no-wait" in actors(folder, "up", *larger, "--no-wait").stderr
+    command = [sys.executable, "-m", "dovetail", "actors", "up", *larger, "--detach"]
+    env = os.environ | {"DOVETAIL_HOME": str(folder / "home")}
+    with subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as up:
+        assert up.stderr is not None
+        assert up.stderr.readline().startswith("waiting for 2 CPUs: run ")
+        up.send_signal(signal.SIGINT)
+        up.communicate(timeout=PATIENCE_S)
+    assert up.returncode != 0
 
 
 @pytest.mark.time_limit

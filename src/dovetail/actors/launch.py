@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dovetail.actors.call_router import CallRouter
 from dovetail.actors.claim_plan import planned_processes, to_claim_plan
@@ -27,7 +28,7 @@ from dovetail.actors.system_controller import ActorController, SystemDefinition
 from dovetail.actors.system_view import system_view, worker_views
 from dovetail.control.commands import HostedObject
 from dovetail.control.events import CancelRun, Drain
-from dovetail.errors import ConfigError, InfeasibleError
+from dovetail.errors import Change, ConfigError, InfeasibleError
 from dovetail.observe.control_socket import ControlSocket
 from dovetail.observe.recorder import Recorder
 from dovetail.observe.run_header import ROLES_KEY
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
     from dovetail.actors.actor_system import ActorSystem
     from dovetail.actors.directory import RoleMethods
     from dovetail.actors.role import Role
+    from dovetail.errors import Problem
     from dovetail.resources.cluster import Cluster
-    from dovetail.runtime.admission import Admission
-    from dovetail.runtime.sites import RunEngine, Site
+    from dovetail.runtime.sites import RunEngine
     from dovetail.scheduling.plan import Plan
 
 WHAT = "dt.ActorSystem"
@@ -65,7 +66,8 @@ def launch_system(
     what: str = WHAT,
 ) -> LiveSystem:
     """See `ActorSystem.launch`."""
-    end = time.monotonic() + checked_duration("deadline", deadline, BAD_OPTION, "60s")
+    deadline_s = checked_duration("deadline", deadline, BAD_OPTION, "60s")
+    end = time.monotonic() + deadline_s
     with ExitStack() as undo:
         _check_variables(system.roles)
         site = open_site(engine, share=share, env_from=tuple(env_from))
@@ -78,7 +80,12 @@ def launch_system(
         options = LaunchOptions(what=what, more={ROLES_KEY: {role.name: role.high for role in system.roles}})
         about = describe_run(site, exclusive_plan, options, ())
         folder, lock = create_locked_run(about, run_dir, undo, {"durable": False})
-        admission = _admit(site, folder.id, exclusive_plan, plan_for, wait=wait, timeout_s=end - time.monotonic())
+        try:
+            timeout_s = max(0.0, end - time.monotonic())
+            admission = site.admit(folder.id, exclusive_plan, plan_for, wait=wait, timeout_s=timeout_s)
+        except InfeasibleError as error:
+            waited_s = deadline_s if wait else None
+            raise InfeasibleError(_explained(problem, exclusive_plan, waited_s) for problem in error.problems) from None
         undo.callback(admission.release)
         running = site.start_engine(admission, WorkerEnvironment(folder.path))
         undo.callback(running.close)
@@ -137,17 +144,14 @@ def _check_variables(roles: Sequence[Role]) -> None:
         select_variables(os.environ, named)
 
 
-def _admit(site: Site, run: str, plan: Plan, plan_for: Any, *, wait: bool, timeout_s: float) -> Admission:
-    """InfeasibleError names the roles and what each needs."""
-    try:
-        return site.admit(run, plan, plan_for, wait=wait, timeout_s=max(0.0, timeout_s))
-    except InfeasibleError as error:
-        from dataclasses import replace
-
-        needs = tuple(f"{unit.name}: {unit.low} x ({unit.shape.describe()})" for unit in plan.units)
-        raise InfeasibleError(
-            [replace(problem, evidence=(*problem.evidence, *needs)) for problem in error.problems]
-        ) from None
+def _explained(problem: Problem, plan: Plan, waited_s: float | None) -> Problem:
+    """A refusal with the roles and what each needs. A system that has waited is not advised to wait, but longer."""
+    needs = tuple(f"{unit.name}: {unit.low} x ({unit.shape.describe()})" for unit in plan.units)
+    fixes = problem.fixes
+    if waited_s is not None:
+        longer = Change({"deadline": f"{max(60.0, 2 * waited_s):g}s"}, note="waits longer")
+        fixes = tuple(longer if isinstance(fix, Change) and "wait" in fix.values else fix for fix in fixes)
+    return replace(problem, evidence=(*problem.evidence, *needs), fixes=fixes)
 
 
 def _definition(

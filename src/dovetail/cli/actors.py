@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,7 @@ from dovetail.observe.run_folder import (
     run_reference,
 )
 from dovetail.observe.run_header import run_kind, run_status
+from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.missing_code import find_missing_code
 from dovetail.runtime.run_spec import add_import_path
 from dovetail.text_format import align_table, format_duration
@@ -54,10 +57,12 @@ if TYPE_CHECKING:
 
 ACTORS_KIND = "actors"
 POLL_S = 0.05
+LOG_INTERVAL_S = 0.2
+"""Interval at which the messages of a system that starts in the background are shown."""
 WATCH_INTERVAL_S = 1.0
 DEFAULT_DEADLINE = "5m"
 DRIVER_LOG = "driver.log"
-BAD_ARGUMENT = "DT367"
+BAD_ARGUMENT, HELD_BY_OTHERS = "DT367", "DT120"
 SYSTEM_HELP = "SYSTEM is a name, an id or a part of it, `last`, or a run folder."
 
 
@@ -90,14 +95,19 @@ def system_argument() -> Decorator:
 
 
 def find_system(what: str) -> RunFolder:
-    """The run folder of an actor system; `last` is the latest that runs, else the latest."""
+    """The run folder of an actor system; of several with a name, and of `last`, the latest that runs, else the
+    latest."""
+    headers = [(run, read_json_object(run.header)) for run in list_runs()]
+    found = [(run, header) for run, header in headers if run_kind(header) == ACTORS_KIND]
+    named = [(run, header) for run, header in found if what in (LAST_RUN, header.get("name"))]
+    running = [run for run, header in named if run_status(header, time.time()) == "running"]
+    if running:
+        return running[0]
     if what == LAST_RUN:
-        found = [run for run in list_runs() if run_kind(read_json_object(run.header)) == ACTORS_KIND]
-        running = [run for run in found if run_status(read_json_object(run.header), time.time()) == "running"]
         if not found:
             fixes = ("dovetail init actors", "dovetail actors up actors.yaml")
             raise dt.ConfigError(dt.Problem("DT301", "no actor system was started yet", fixes=fixes))
-        return (running or found)[0]
+        return found[0][0]
     folder = find_run(what)
     kind = run_kind(read_json_object(folder.header))
     if kind != ACTORS_KIND:
@@ -191,12 +201,18 @@ def _launch(file: str, sets: Sequence[str], **arguments: Any) -> dt.LiveSystem:
     try:
         return system.launch(**arguments)
     except dt.InfeasibleError as error:
-        raise dt.InfeasibleError(parsed.located(problem) for problem in error.problems) from None
+        raise dt.InfeasibleError(_in_file(parsed, problem) for problem in error.problems) from None
     except dt.ConfigError as error:
         raise dt.ConfigError(
             parsed.located(one) if one.subject is not None and one.subject.kind == "role" else one
             for one in error.problems
         ) from None
+
+
+def _in_file(parsed: ParsedActorsFile, problem: dt.Problem) -> dt.Problem:
+    """A problem with the line of its role. Those of the launch have fixes as options."""
+    found = parsed.located(problem)
+    return replace(found, fixes=OptionSurface().fixes(problem)) if problem.code == HELD_BY_OTHERS else found
 
 
 def _missing_classes(parsed: ParsedActorsFile, file: Path) -> Iterator[dt.Problem]:
@@ -223,13 +239,16 @@ def _start_in_background(words: Sequence[str]) -> None:
         )
         os.close(ready_fd)
         try:
+            shown = 0
+            while not select.select([answer], [], [], LOG_INTERVAL_S)[0]:
+                shown = _show_log(Path(path), shown)  # what it waits for
             folder = answer.read().decode()
         except BaseException:
-            child.send_signal(signal.SIGTERM)
+            child.send_signal(signal.SIGINT)
             raise
     if not folder:
         code = child.wait()
-        click.echo(Path(path).read_text(errors="replace"), err=True, nl=False)
+        _show_log(Path(path), shown)
         Path(path).unlink()
         sys.exit(code or 1)
     with suppress(OSError):  # another file system
@@ -238,6 +257,15 @@ def _start_in_background(words: Sequence[str]) -> None:
     name = run_reference(Path(folder))
     click.echo(f"running in process {child.pid}; stop it with: dovetail actors down {name}", err=True)
     child.returncode = 0  # it runs on: nothing waits for it
+
+
+def _show_log(log: Path, start: int) -> int:
+    """Print what was written behind this position to stderr; returns the position behind it."""
+    with log.open("rb") as file:
+        file.seek(start)
+        data = file.read()
+    click.echo(data.decode(errors="replace"), err=True, nl=False)
+    return start + len(data)
 
 
 def _wait_for_stop(live: dt.LiveSystem, stops: StopSignals) -> None:
