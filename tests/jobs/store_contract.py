@@ -489,6 +489,21 @@ class StoreContract:
         assert (record.state, record.attempt) == (JobState.READY, 25)
         assert outcomes(record) == [Outcome.PREEMPTED] * 20
 
+    def test_a_worker_that_is_given_its_ranks_learns_when_the_next_lease_expires_afterwards(
+        self, scene: StoreScene
+    ) -> None:
+        for name in ("w1", "w2"):
+            scene.store.register_worker(WorkerInfo(name, slots=1))
+        scene.submit(spec("gang", shape=Resources(cpus=4).shape(2)))
+        scene.exchange("w2", slots=1)
+        [job] = scene.claim(1, address=ADDRESS, lease_ms=60)
+        scene.advance(1)
+        scene.exchange("w1", renewals=(renewal(job),), lease_ms=SECOND)
+        scene.advance(1)
+        reply = scene.exchange("w2", slots=1, lease_ms=SECOND)
+        assert [one.rank for one in reply.claimed] == [1]
+        assert reply.next_ms == reply.now_ms + SECOND - 1
+
     # --- batches
 
     def test_a_batch_gets_the_first_jobs_of_its_bucket_without_a_slot(self, scene: StoreScene) -> None:

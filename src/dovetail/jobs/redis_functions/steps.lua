@@ -378,6 +378,7 @@ function steps.exchange(arguments)
   buckets.write()
   local members = {}
   local slots, free = gangs.send(worker, request[5], free, lease_ms, members)
+  if members[1] then due_ms = nil end  -- the leases of their gangs may end later now
   local served, candidates = claim.served_queues(request[6]), preemption.candidates(worker, request[8])
   local share = shares.start(served)
   local claimed = claim.start(worker, lease_ms, request[9])
