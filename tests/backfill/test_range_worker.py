@@ -208,8 +208,12 @@ def test_a_worker_that_a_row_has_broken_calls_no_row_of_the_tasks_that_it_still_
     assert worker.checkpoints.scan(breaking.task(0, 1000)).broken == [BrokenMark(fns.BAD, fns.BAD + 1, "run")]
 
 
-def test_a_suspect_row_that_fails_behind_the_row_that_broke_its_worker_is_tried_again(breaking: Staged) -> None:
+@pytest.mark.parametrize("function", [fns.FailsFrom, fns.BreaksAt, fns.AsyncBreaksAt])
+def test_a_suspect_row_that_fails_behind_the_row_that_broke_its_worker_is_tried_again(
+    tmp_path: Path, function: Any
+) -> None:
     """The worker computes both rows alone, and no other: nothing shows that it is broken when the second one fails."""
+    breaking = Staged(made(tmp_path, 1000, 1000), function, on_error="skip")
     broken, bad, good = breaking.worker(), breaking.task(fns.BAD, fns.BAD + 1), breaking.task(901, 902)
     for suspect in (bad, good):
         broken.checkpoints.mark(suspect, BrokenMark(suspect.start, suspect.stop, broken.job.run))

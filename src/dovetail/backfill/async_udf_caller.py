@@ -181,6 +181,7 @@ def _on_row_failed(caller: UdfCaller, state: _AsyncBatch, row: int, error: BaseE
     if caller.on_error.then == "skip":
         state.done[row] = (1, caller.converter.null_result if caller.kind == "scalar" else caller.nulls(1))
         if is_worker_broken(error):
+            caller.watch.count_failed(row)
             state.broken = min(row, *state.consumers.values()), state.next
             for consumer, other in list(state.consumers.items()):
                 if other != row:

@@ -406,6 +406,8 @@ class UdfCaller:
         if self.on_error.then == "fail":
             return False
         if is_worker_broken(error):
+            self.watch.count_passed_before(start)
+            self.watch.count_failed(start)
             gathered.broken = (start, start + rows)
             gathered.stopped = True
         elif rows == 1 and self.watch.is_broken(start, self._call_again):
