@@ -242,6 +242,8 @@ def test_every_help_page_fits_80_columns() -> None:
     assert {"dovetail", "dovetail backfill run", "dovetail jobs submit"} <= set(pages)
     too_long = [f"{path}: {line}" for path, text in pages.items() for line in text.splitlines() if len(line) > 80]
     assert too_long == []
+    cut = [f"{path}: {line}" for path, text in pages.items() for line in text.splitlines()[1:] if line.endswith("...")]
+    assert cut == []
 
 
 def test_every_command_that_reports_something_can_do_it_as_json() -> None:

@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from dovetail.observe.terminal import ColourMode
 
 
+MAX_COMMAND_HELP_CHARS = 1000
+
+
 class SuggestingGroup(click.Group):
-    """A group whose error message for an unknown command suggests the nearest ones."""
+    """A group whose error message for an unknown command suggests the nearest ones, and whose help has whole
+    sentences."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
@@ -37,6 +41,12 @@ class SuggestingGroup(click.Group):
                 near = [f"run {args[0]}"]
             hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}{hint}.", error.ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, one.get_short_help_str(MAX_COMMAND_HELP_CHARS)) for name, one in found if one and not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 class LazyGroup(SuggestingGroup):
