@@ -419,8 +419,9 @@ def test_an_address_that_is_not_a_table_is_reported_with_a_fix(tmp_path: Path, b
     assert ".rs:" not in str(caught.value)
     assert "_versions/" in str(caught.value)
     made(str(tmp_path / "clips.lance"))
-    with pytest.raises(ConfigError, match=r"not found \(did you mean 'clips\.lance'\?\)"):
+    with pytest.raises(ConfigError, match=r"not found \(did you mean 'clips\.lance'\?\)") as caught:
         LanceTable(str(tmp_path / "clip.lance"))
+    LanceTable(caught.value.problems[0].fix_texts[0])
     with pytest.raises(ConfigError, match="storage_options") as caught:
         LanceTable(f"{bucket.uri}/nothing", bucket.storage)
     assert caught.value.codes == ("DT430",)

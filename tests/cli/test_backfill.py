@@ -479,7 +479,7 @@ def fixes(said: str) -> list[str]:
         (["run", "twice"], ["DT447", "the table has no column 'twice'", "fix  --udf package.module:function"]),
         (["run", "text"], ["DT447", "no function is registered for column 'text'"]),
         (["run", "n", "--udf", "functions:plain"], ["DT446", "plain returns string, but column 'n' is int64"]),
-        (["run", "a", "--udf", "functions:twise"], ["DT443", "did you mean 'twice'?"]),
+        (["run", "a", "--udf", "functions:twise"], ["DT443", "did you mean 'twice'?", "fix  --udf functions:twice"]),
         (["run", "a", "--udf", "nowhere:twice"], ["DT443", "no module named 'nowhere'"]),
         (["run", "a", "--udf", "functions"], ["DT443", "package.module:name"]),
         (["run", "a", "--udf", "functions:NOT_A_FUNCTION"], ["DT443", "of type int"]),

@@ -17,6 +17,7 @@ from dovetail.text_format import (
     MIN_CUT_CHARS,
     cut_text,
     fit_table,
+    format_count,
     format_number,
     format_rate,
     terminal_text,
@@ -92,3 +93,8 @@ def test_text_for_a_terminal_keeps_lines_and_escapes_what_it_would_obey() -> Non
 def test_numbers_have_three_digits_and_a_suffix(value: float, shown: str) -> None:
     assert format_number(value) == shown
     assert format_rate(value) == f"{shown}/s"
+
+
+def test_counts_agree_with_their_nouns() -> None:
+    assert [format_count(count, "error") for count in (0, 1, 2)] == ["0 errors", "1 error", "2 errors"]
+    assert format_count(2, "child", "children") == "2 children"

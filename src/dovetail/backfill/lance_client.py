@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.readers.file_discovery import is_remote, local_path
-from dovetail.errors import Change, ConfigError, DovetailError, Problem, RunError, Setting, Text, did_you_mean
+from dovetail.errors import (
+    Change,
+    ConfigError,
+    DovetailError,
+    Problem,
+    RunError,
+    Setting,
+    Text,
+    did_you_mean,
+    nearest_word,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -124,7 +134,10 @@ def _open_problem(uri: str, version: int | None, error: Exception) -> Problem:
         )
     reason = error_text(error)
     if not is_remote(uri) and not Path(uri).exists():
-        reason = f"not found{did_you_mean(Path(uri).name, _tables_beside(uri))}"
+        beside = _tables_beside(uri)
+        reason = f"not found{did_you_mean(Path(uri).name, beside)}"
+        if near := nearest_word(Path(uri).name, beside):
+            fixes = [str(Path(uri).with_name(near))]
     message = f"the Lance table{which} cannot be opened: {reason}"
     return Problem(CANNOT_OPEN, message, fixes=tuple(fixes), place=uri)
 

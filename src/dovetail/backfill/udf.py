@@ -30,6 +30,7 @@ from dovetail.errors import (
     Text,
     argument_problem,
     did_you_mean,
+    nearest_word,
     short_repr,
 )
 from dovetail.pipeline.code_hash import code_hash
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dovetail.backfill.signature import UdfKind
+    from dovetail.errors import Fix
 
 BAD_OPTION = "DT440"
 MAX_BATCH_ROWS = 1 << 20
@@ -554,9 +556,15 @@ def _resolve_udf(reference: str) -> Udf:
     found: Any = _import_module(module_name, reference)
     for name in path.split("."):
         if not hasattr(found, name):
-            near = did_you_mean(name, [one for one in dir(found) if not one.startswith("_")])
-            message = f"{reference}: {getattr(found, '__name__', module_name)} has no {name!r}{near}"
-            raise ConfigError(Problem(UDF_NOT_FOUND, message, fixes=(f"define it in {module_name}, or name another",)))
+            names = [one for one in dir(found) if not one.startswith("_")]
+            near = nearest_word(name, names)
+            message = (
+                f"{reference}: {getattr(found, '__name__', module_name)} has no {name!r}{did_you_mean(name, names)}"
+            )
+            fix: Fix = f"define it in {module_name}, or name another"
+            if near is not None and path == name:
+                fix = Change({"udf": f"{module_name}:{near}"})
+            raise ConfigError(Problem(UDF_NOT_FOUND, message, fixes=(fix,)))
         found = getattr(found, name)
     if isinstance(found, Udf):
         return found
