@@ -35,7 +35,8 @@ MARGIN_S = 1.0 if LONG else PATIENCE_S / 2
 KILLS = 50 if LONG else 1
 STORM_JOBS, STORM_KILLS, STORM_WORKERS = (2000, 100, 4) if LONG else (40, 3, 2)
 MIXED_JOBS, MIXED_KILLS = 150, 20
-SOAK_ROUNDS, SOAK_JOBS = 20, 10_000
+SOAK_ROUNDS, SOAK_JOBS, SOAK_S = 20, 10_000, 600.0
+"""At least this many rounds, and for at least this time."""
 SOAK_WARM_ROUNDS = 4
 """Rounds after which the memory of workers and store must not grow."""
 SOAK_GROWTH_BYTES = 20_000_000
@@ -299,12 +300,13 @@ class CrashSuite:
 
     @pytest.mark.long
     @pytest.mark.time_limit(1800)
-    def test_200_000_jobs_with_random_kills_leave_the_memory_flat(self, fleet: Fleet) -> None:
+    def test_ten_minutes_of_jobs_with_random_kills_leave_the_memory_flat(self, fleet: Fleet) -> None:
         options: dict[str, Any] = {"isolation": "thread", "slots": 16}
         veteran, *_ = fleet.start(4, **options)
         memory = psutil.Process(veteran.process.pid).memory_info
         warm: tuple[int, int] | None = None
-        for number in range(SOAK_ROUNDS):
+        until_s, number = time.monotonic() + SOAK_S, 0
+        while number < SOAK_ROUNDS or time.monotonic() < until_s:
             fleet.queue.submit_many(f"{APP}:noop", [()] * SOAK_JOBS, retries={"lost": 100})
             victim = random.Random(number).choice([one for one in fleet.workers.values() if one is not veteran])
             victim.kill()
@@ -313,11 +315,12 @@ class CrashSuite:
             until(lambda: _count(fleet, JobState.SUCCEEDED) == SOAK_JOBS, "all jobs have succeeded", timeout_s=300)
             fleet.check_nothing_is_left()
             assert fleet.queue.purge(state="succeeded").jobs == SOAK_JOBS
-            if number + 1 == SOAK_WARM_ROUNDS:
+            number += 1
+            if number == SOAK_WARM_ROUNDS:
                 warm = memory().rss, self.store_bytes(fleet.url)
         assert warm is not None
-        assert memory().rss - warm[0] <= SOAK_GROWTH_BYTES
-        assert self.store_bytes(fleet.url) - warm[1] <= SOAK_GROWTH_BYTES
+        grown = memory().rss - warm[0], self.store_bytes(fleet.url) - warm[1]
+        assert max(grown) <= SOAK_GROWTH_BYTES
 
     def test_a_job_that_always_kills_its_worker_is_dead_with_its_history(self, fleet: Fleet) -> None:
         job = fleet.submit("kill_itself", isolation="thread", retries={"lost": 2})
