@@ -331,6 +331,26 @@ def test_a_wrong_password_is_an_error_of_the_url(own_server: RedisProcess) -> No
             client.config_set("requirepass", "")
 
 
+def test_a_store_that_has_worked_is_away_while_its_password_is_changed(
+    own_store: RedisStore, own_server: RedisProcess
+) -> None:
+    store = own_store
+    store.submit([spec("a")])
+    assert not store.wait("w1", 0.001)
+    with own_server.client() as client:
+        client.config_set("requirepass", "new")
+        try:
+            client.client_kill_filter(_type="normal", skipme=True)
+            assert store.wait("w1", PATIENCE_S)  # a wake-up may be lost with the connection
+            for operation in (lambda: claim(store), lambda: store.wait("w1", PATIENCE_S)):
+                with pytest.raises(StoreUnavailableError) as raised:
+                    operation()
+                assert codes(raised.value) == ["DT666"]
+        finally:
+            client.config_set("requirepass", "")
+    assert claim(store) == ["a"]
+
+
 def test_a_user_without_permissions_is_an_error_whose_fix_works(
     own_store: RedisStore, own_server: RedisProcess
 ) -> None:

@@ -201,6 +201,8 @@ class RedisServer:
         self._idle: list[RedisLink] = []
         self._process = os.getpid()
         self._is_checked = False
+        self._has_served = False
+        """Whether a call has succeeded."""
         self.is_closed = False
 
     # --- calls
@@ -212,11 +214,14 @@ class RedisServer:
         command = pack_command((b"FCALL", function, b"1", self.prefix, clock, *arguments))
         for _ in range(3):
             try:
-                return self._request(command)
+                reply = self._request(command)
             except self._errors.ResponseError as error:
                 if not has_words(error, "Function not found"):
                     self.refuse(error)
                 self._load_library()
+            else:
+                self._has_served = True
+                return reply
         raise AssertionError(f"{self.address} forgets the library of functions as soon as it is loaded")
 
     def ping(self) -> None:
@@ -380,7 +385,9 @@ class RedisServer:
                 "a server with requirepass: redis://:PASSWORD@HOST:6379/0",
                 "a user of an ACL: redis://USER:PASSWORD@HOST:6379/0",
             )
-            return ConfigError(Problem("DT666", message, (text,), fixes))
+            problem = Problem("DT666", message, (text,), fixes)
+            # a password that was right is being changed: jobs continue meanwhile
+            return StoreUnavailableError(problem) if self._has_served else ConfigError(problem)
         if has_words(text, "NOPERM", "No permissions", "no permissions"):
             message = f"{where} does not permit this user to use the job store"
             prefix = self.prefix.decode()
