@@ -320,7 +320,7 @@ class CrashSuite:
                 warm = memory().rss, self.store_bytes(fleet.url)
         assert warm is not None
         grown = memory().rss - warm[0], self.store_bytes(fleet.url) - warm[1]
-        assert max(grown) <= SOAK_GROWTH_BYTES
+        assert max(grown) <= SOAK_GROWTH_BYTES, f"worker and store have grown by {grown} bytes"
 
     def test_a_job_that_always_kills_its_worker_is_dead_with_its_history(self, fleet: Fleet) -> None:
         job = fleet.submit("kill_itself", isolation="thread", retries={"lost": 2})
