@@ -1458,6 +1458,25 @@ class StoreContract:
         scene.store.set_limits("default", None, 1)
         assert scene.claim_ids(1, used=ONE_CPU, queues=both) == ["x1"]
 
+    def test_a_worker_claims_again_for_jobs_that_it_kept_waiting_before_a_reserved_one(self, scene: StoreScene) -> None:
+        """By its share, queue x is next; its job may not start before the reserved one, although both fit."""
+        scene.store.register_worker(WorkerInfo("w1", ("default", "x")))
+        scene.store.set_limits("x", 1, None)
+        one, both = Resources(gpus=1).shape(), Resources(gpus=2).shape()
+        served: dict[str, Any] = {"node": GPU_NODE, "queues": ("default", "x")}
+        scene.submit(spec("run"))
+        assert scene.claim_ids(1, worker="w2", lease_ms=9 * MINUTE) == ["run"]
+        scene.submit(spec("reserved", shape=one))
+        scene.advance(30_000)
+        assert scene.claim_ids(used=both, **served) == []
+        assert [found.job_id for found in scene.store.reservations()] == ["reserved"]
+        scene.submit(spec("beside", shape=one, queue="x"))
+        while scene.store.wait("w1", 0.0):  # woken by the submission
+            pass
+        assert scene.claim_ids(**served) == ["reserved"]
+        assert scene.store.wait("w1", PATIENCE_S)
+        assert scene.claim_ids(used=one, **served) == ["beside"]
+
     def test_a_worker_on_which_the_job_never_fits_is_not_kept_free(self, scene: StoreScene) -> None:
         scene.store.register_worker(WorkerInfo("w1"))
         scene.submit(spec("huge", shape=Resources(cpus=5).shape()), spec("big", shape=FOUR_CPUS))

@@ -48,7 +48,8 @@ class ClaimReservations:
         self._tries: dict[str, int] = {}
         self._hold: Hold | None = None
         self.woken: set[str] = set()
-        """Other workers whose reservation this claim has removed."""
+        """Workers whose reservation this claim has removed. The worker itself claims again: it may have passed over jobs
+        before the reserved one."""
 
     def hold(self, queues: Sequence[str], shares: QueueShares) -> None:
         """Respect the reservation of this worker, if its job waits and could be taken by this claim."""
@@ -84,6 +85,7 @@ class ClaimReservations:
         found = self._reserved.get(record.spec.queue)
         if found is not None and found.job_id == record.id:
             self._delete(found)
+            self.woken.add(found.worker)
 
     def on_unfit(self, record: JobRecord) -> None:
         """Reserve a worker for a job that does not fit, if it has waited for long and its queue has no reservation."""

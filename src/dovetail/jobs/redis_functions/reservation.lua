@@ -195,10 +195,12 @@ end
 
 function reservation.is_held(state, id) return state.hold ~= nil and state.hold.id == id end
 
--- A job is taken: it needs no reservation any more.
+-- A job is taken: it needs no reservation any more. The worker that was reserved claims again; if it is this one, it may
+-- have passed over jobs before the reserved one.
 function reservation.on_taken(state, queue, id)
   local worker = reservation.release(queue, id)
   if not worker then return end
   state.tries[queue], state.watched[queue] = CONSTANTS.max_reserve_tries, false
-  if worker == state.worker then state.hold = nil else step.woken_workers[worker] = true end
+  if worker == state.worker then state.hold = nil end
+  step.woken_workers[worker] = true
 end
