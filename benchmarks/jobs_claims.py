@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import report
 from dovetail.jobs.admission import Admission
 from dovetail.jobs.job import JobSpec
-from dovetail.jobs.redis_store import RedisStore
 from dovetail.jobs.store import Claim, Exchange, WorkerInfo
+from dovetail.jobs.stores.redis_store import RedisStore
 from dovetail.resources.cluster import Gpu, Node
 from dovetail.resources.free_resources import NodeKind
 from dovetail.resources.resources import Resources

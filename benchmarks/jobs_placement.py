@@ -19,8 +19,8 @@ import placement
 import report
 from dovetail.jobs.admission import Admission
 from dovetail.jobs.job import JobSpec
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.store import Claim, Exchange, WorkerInfo
+from dovetail.jobs.stores.memory_store import MemoryStore
 from dovetail.resources.free_resources import NodeKind
 
 if TYPE_CHECKING:

@@ -401,7 +401,8 @@ def test_the_simulated_queue_of_the_page_has_the_tables_that_it_shows() -> None:
 
 
 def test_every_path_and_metric_of_the_guide_for_jobs_exists() -> None:
-    from dovetail.jobs import metrics, status_server
+    from dovetail.jobs import metrics
+    from dovetail.jobs.workers import status_server
 
     text = JOBS.read_text(encoding="utf-8")
     code = Path(metrics.__file__).read_text() + Path(status_server.__file__).read_text()

@@ -209,7 +209,7 @@ FOREIGN_MESSAGES = {
     "engines.ray.message_handlers._on_agent_died": "Ray",
     "engines.ray.message_handlers.is_node_error": "Ray",
     "engines.ray.message_handlers.is_runtime_env_error": "Ray",
-    "jobs.redis_connection.has_words": "Redis",
+    "jobs.stores.redis_connection.has_words": "Redis",
 }
 """Functions that read messages of other libraries, which have no fields for what is needed -> the library."""
 

@@ -46,14 +46,14 @@ if TYPE_CHECKING:
         RunError,
     )
     from dovetail.jobs.batch import Batch
-    from dovetail.jobs.current_job import CurrentJob, JobPreempted, current_job
     from dovetail.jobs.job import JobState, Retries
     from dovetail.jobs.job_function import JobFunction, job
     from dovetail.jobs.job_handle import Job, JobPage, JobSchedule
     from dovetail.jobs.queue import NoWorkerWarning, Queue
-    from dovetail.jobs.simulation import simulate_jobs
-    from dovetail.jobs.simulation_report import JobSimulation
-    from dovetail.jobs.worker import Worker
+    from dovetail.jobs.simulated.simulation import simulate_jobs
+    from dovetail.jobs.simulated.simulation_report import JobSimulation
+    from dovetail.jobs.workers.current_job import CurrentJob, JobPreempted, current_job
+    from dovetail.jobs.workers.worker import Worker
     from dovetail.pipeline.error_policy import Retry
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.pipeline.stage import Stage
@@ -94,7 +94,7 @@ _MODULE_BY_NAME = {
     "Cluster": "resources.cluster",
     "ClusterError": "errors",
     "ConfigError": "errors",
-    "CurrentJob": "jobs.current_job",
+    "CurrentJob": "jobs.workers.current_job",
     "DovetailError": "errors",
     "Each": "pipeline.stage_function",
     "EngineError": "errors",
@@ -108,10 +108,10 @@ _MODULE_BY_NAME = {
     "JobError": "errors",
     "JobFunction": "jobs.job_function",
     "JobPage": "jobs.job_handle",
-    "JobPreempted": "jobs.current_job",
+    "JobPreempted": "jobs.workers.current_job",
     "JobRefusedError": "errors",
     "JobSchedule": "jobs.job_handle",
-    "JobSimulation": "jobs.simulation_report",
+    "JobSimulation": "jobs.simulated.simulation_report",
     "JobState": "jobs.job",
     "JobTimeoutError": "errors",
     "Ledger": "resources.ledger",
@@ -157,11 +157,11 @@ _MODULE_BY_NAME = {
     "Together": "actors.role",
     "TooManyRequests": "data.request_queue",
     "Udf": "backfill.udf",
-    "Worker": "jobs.worker",
+    "Worker": "jobs.workers.worker",
     "WorkerRequest": "scheduling.diagnose.feasibility",
     "Workload": "scheduling.fragmentation",
     "World": "engines.simulated.world",
-    "current_job": "jobs.current_job",
+    "current_job": "jobs.workers.current_job",
     "each": "pipeline.stage_function",
     "find_fit_problems": "scheduling.diagnose.feasibility",
     "find_improvements": "scheduling.improvements",
@@ -172,7 +172,7 @@ _MODULE_BY_NAME = {
     "run": "runtime.run",
     "serve": "runtime.service",
     "simulate": "runtime.simulation",
-    "simulate_jobs": "jobs.simulation",
+    "simulate_jobs": "jobs.simulated.simulation",
     "sink": "data.sinks",
     "source": "data.sources",
     "table": "backfill.table",

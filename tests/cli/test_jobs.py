@@ -10,9 +10,8 @@ import pytest
 
 import dovetail as dt
 from command import run_command
-from dovetail.cli import job_logs, jobs_text
+from dovetail.cli import jobs_logs, jobs_text
 from dovetail.jobs.job import JobState, Outcome, Retries
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.payload_files import LocalFiles, log_name
 from dovetail.jobs.store import (
     Claim,
@@ -23,6 +22,7 @@ from dovetail.jobs.store import (
     StoreUnavailableError,
     WorkerInfo,
 )
+from dovetail.jobs.stores.memory_store import MemoryStore
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.free_resources import NodeKind
 
@@ -109,7 +109,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     store = SharedStore()
-    for module in ("queue", "store_url"):
+    for module in ("queue", "stores.store_url"):
         monkeypatch.setattr(f"dovetail.jobs.{module}.open_store", lambda _url: store)
     return Place(tmp_path, store)
 
@@ -520,7 +520,7 @@ def test_a_reader_of_the_output_that_stops_is_not_a_missing_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LocalFiles(tmp_path).put(log_name("j1", 1), b"first\nsecond\n")
-    output = job_logs.Output(None, str(tmp_path), times=False)
+    output = jobs_logs.Output(None, str(tmp_path), times=False)
 
     def echo(text: str) -> None:
         raise BrokenPipeError(text)

@@ -9,10 +9,10 @@ import pytest
 import dovetail as dt
 from command import run_command
 from dovetail.cli.jobs_metrics import QueueSource
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.metrics import metrics_text
 from dovetail.jobs.store import StoreUnavailableError, WorkerInfo
-from dovetail.jobs.worker_status import readiness_problem
+from dovetail.jobs.stores.memory_store import MemoryStore
+from dovetail.jobs.workers.worker_status import readiness_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

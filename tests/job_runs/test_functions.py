@@ -13,13 +13,13 @@ import pytest
 from dovetail.control.lifecycle import RunState
 from dovetail.errors import ConfigError, Problem, RunError
 from dovetail.job_runs import functions
-from dovetail.jobs.current_job import CurrentJob, JobPreempted, running_job
 from dovetail.jobs.job import Outcome
-from dovetail.jobs.job_call import FinalError, JobStopped, call_job
 from dovetail.jobs.job_function import JobFunction
 from dovetail.jobs.job_id import new_job_id, time_ms_of
 from dovetail.jobs.payload_codec import NO_CALL, PayloadCodec
 from dovetail.jobs.run_submission import FOLDERS_VARIABLE
+from dovetail.jobs.workers.current_job import CurrentJob, JobPreempted, running_job
+from dovetail.jobs.workers.job_call import FinalError, JobStopped, call_job
 from dovetail.machine.job_seat import SEAT_VARIABLE, JobSeat
 from dovetail.observe.run_folder import RunFolder, runs_folder
 from dovetail.runtime.run_handle import Run, active_runs

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.jobs.batch import Batch
-from dovetail.jobs.current_job import current_job
 from dovetail.jobs.job_function import job
+from dovetail.jobs.workers.current_job import current_job
 from dovetail.resources.resources import Resources
 
 APP = "jobs.batch_app"

@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
 from dovetail.jobs.job import JobState, Outcome
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, WorkerInfo
+from dovetail.jobs.stores.memory_store import MemoryStore
 from dovetail.jobs.wait_reason import wait_reason
 from dovetail.resources.fit import Fit
 from dovetail.resources.free_resources import NodeKind

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import dovetail as dt
 from dovetail.jobs.job import Outcome
 from dovetail.jobs.job_function import Application
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.payload_codec import decode_call, encode_result
 from dovetail.jobs.schedule import fire_schedule
 from dovetail.jobs.store import Claim, Completion, Exchange, WorkerInfo
+from dovetail.jobs.stores.memory_store import MemoryStore
 from jobs.store_contract import GPU_NODE, free_of
 from jobs.test_memory_store import ManualClock
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from dovetail.jobs.job import JobState, Outcome
-from dovetail.jobs.redis_store import RedisStore
 from dovetail.jobs.store import Claim, Completion, Exchange, StoreUnavailableError, WorkerInfo
+from dovetail.jobs.stores.redis_store import RedisStore
 from jobs.store_contract import CPU_NODE, free_of
 from waiting import until
 

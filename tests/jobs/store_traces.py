@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from dovetail.jobs.job import NO_RESOURCES, DependencyPolicy, JobSpec, JobState, Lease, Outcome, Retries
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.store import (
     BatchRoom,
     Claim,
@@ -30,6 +29,7 @@ from dovetail.jobs.store import (
     Schedule,
     WorkerInfo,
 )
+from dovetail.jobs.stores.memory_store import MemoryStore
 from dovetail.resources.fit import Fit
 from jobs.job_strategies import SHAPES
 from jobs.store_contract import CPU_NODE, GPU_NODE, free_of

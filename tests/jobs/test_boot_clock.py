@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dovetail.jobs import boot_clock
-from dovetail.jobs.sqlite_store import SqliteStore
+from dovetail.jobs.stores import boot_clock
+from dovetail.jobs.stores.sqlite_store import SqliteStore
 from jobs.store_contract import SECOND, spec
 
 if TYPE_CHECKING:

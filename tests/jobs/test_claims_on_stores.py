@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.jobs.job import JobSpec
-from dovetail.jobs.memory_store import MemoryStore
-from dovetail.jobs.redis_store import RedisStore
-from dovetail.jobs.sqlite_store import SqliteStore
+from dovetail.jobs.stores.memory_store import MemoryStore
+from dovetail.jobs.stores.redis_store import RedisStore
+from dovetail.jobs.stores.sqlite_store import SqliteStore
 from dovetail.resources.cluster import Gpu, Node
 from dovetail.resources.resources import Resources
 from jobs.claim_simulation import SimulatedWorker, Simulation

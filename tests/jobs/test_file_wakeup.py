@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dovetail.jobs.file_wakeup import WakeupFolder
+from dovetail.jobs.stores.file_wakeup import WakeupFolder
 from runtime.aids import Script
 from waiting import PATIENCE_S, until
 
@@ -56,7 +56,7 @@ def test_the_fifo_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     mine = folder.open_waiter()
     script = f"""
 from pathlib import Path
-from dovetail.jobs.file_wakeup import WakeupFolder
+from dovetail.jobs.stores.file_wakeup import WakeupFolder
 waiters = [WakeupFolder(Path({str(folder.path)!r})).open_waiter() for _ in range(2)]
 print("open", flush=True)
 waiters[0].wait(1000)

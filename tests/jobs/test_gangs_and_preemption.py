@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.jobs.job import JobSpec, JobState, Outcome, Retries
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, PreemptibleJob, Renewal, WorkerInfo
-from dovetail.jobs.worker_capacity import WorkerCapacity, node_amounts
+from dovetail.jobs.stores.memory_store import MemoryStore
+from dovetail.jobs.workers.worker_capacity import WorkerCapacity, node_amounts
 from dovetail.resources.cluster import Gpu, Node
 from dovetail.resources.resources import Resources
 from waiting import LONG

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.jobs.group_commit import GroupCommit, LogSync, NotBegunError
+from dovetail.jobs.stores.group_commit import GroupCommit, LogSync, NotBegunError
 from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:

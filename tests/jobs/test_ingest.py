@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dovetail as dt
-from dovetail.jobs import ingest
-from dovetail.jobs.ingest import Ingester, Rejected, Route, job_of_message, parse_routes
 from dovetail.jobs.job import JobSpec, JobState
 from dovetail.jobs.job_function import Application, JobFunction
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.payload_codec import PayloadCodec
-from dovetail.jobs.redis_store import RedisStore
 from dovetail.jobs.store import JobFilter, StoreUnavailableError
+from dovetail.jobs.stores.memory_store import MemoryStore
+from dovetail.jobs.stores.redis_store import RedisStore
 from dovetail.jobs.submit_options import JobOptions
+from dovetail.jobs.workers import ingest
+from dovetail.jobs.workers.ingest import Ingester, Rejected, Route, job_of_message, parse_routes
 from waiting import until
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.jobs.memory_store import MemoryStore
+from dovetail.jobs.stores.memory_store import MemoryStore
 from jobs.store_contract import StoreContract, StoreScene
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dovetail.errors import ConfigError, DovetailError, InfeasibleError
-from dovetail.jobs.model_cache import JobModels, NoModels
-from dovetail.jobs.model_ledger import LocalPort, ModelLedger
-from dovetail.jobs.worker_capacity import WorkerCapacity, node_amounts
+from dovetail.jobs.workers.model_cache import JobModels, NoModels
+from dovetail.jobs.workers.model_ledger import LocalPort, ModelLedger
+from dovetail.jobs.workers.worker_capacity import WorkerCapacity, node_amounts
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.resources import Resources
 from waiting import PATIENCE_S, until

@@ -523,7 +523,7 @@ def test_a_function_is_submitted_to_the_current_queue(
 
 
 def test_a_queue_shows_its_url_without_the_password() -> None:
-    from dovetail.jobs.store_url import shown_url
+    from dovetail.jobs.stores.store_url import shown_url
 
     assert repr(dt.Queue("memory:")) == "<queue memory:>"
     assert shown_url("redis://me:secret@host:6379/0") == "redis://me:***@host:6379/0"

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 from dovetail.errors import ConfigError
 from dovetail.jobs.job import JobState, Outcome, Retries
-from dovetail.jobs.memory_store import MemoryStore
-from dovetail.jobs.redis_store import RedisStore
 from dovetail.jobs.store import (
     Claim,
     Exchange,
@@ -28,6 +26,8 @@ from dovetail.jobs.store import (
     StoreVersionError,
     WorkerInfo,
 )
+from dovetail.jobs.stores.memory_store import MemoryStore
+from dovetail.jobs.stores.redis_store import RedisStore
 from dovetail.resources.resources import Resources
 from jobs.claim_scenes import random_free, random_shape
 from jobs.store_contract import CPU_NODE, completion, free_of, spec

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 
-from dovetail.jobs.redis_store import RedisStore
+from dovetail.jobs.stores.redis_store import RedisStore
 from jobs.store_contract import StoreContract, StoreScene
 from jobs.store_traces import Operation, assert_like_memory_store, traces
 from jobs.test_memory_store import ManualClock

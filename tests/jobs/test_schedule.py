@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dovetail.jobs.job import JobSpec
 from dovetail.jobs.job_id import new_job_id
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.schedule import CronError, fire_schedule, job_of, next_fire, parse_cron, parse_zone
 from dovetail.jobs.store import Claim, Exchange, JobFilter, Schedule
+from dovetail.jobs.stores.memory_store import MemoryStore
 from jobs.store_contract import CPU_NODE, free_of
 from jobs.test_memory_store import ManualClock
 

@@ -7,7 +7,8 @@ import json
 from hypothesis import given
 
 from dovetail.jobs.job import NO_RESOURCES, Attempt, JobSpec, Outcome
-from dovetail.jobs.serialization import (
+from dovetail.jobs.store import Schedule, WorkerInfo
+from dovetail.jobs.stores.serialization import (
     attempts_from_text,
     attempts_to_text,
     schedule_from_text,
@@ -19,7 +20,6 @@ from dovetail.jobs.serialization import (
     worker_from_text,
     worker_to_text,
 )
-from dovetail.jobs.store import Schedule, WorkerInfo
 from jobs.job_strategies import SHAPES, specs
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import dovetail as dt
 from command import run_command
 from dovetail.jobs.job import JobRecord, JobState, Outcome
-from dovetail.jobs.simulation import START_MS, Simulation
-from dovetail.jobs.simulation_fields import SCENARIO, schema
-from dovetail.jobs.simulation_file import parse_scenario
+from dovetail.jobs.simulated.simulation import START_MS, Simulation
+from dovetail.jobs.simulated.simulation_fields import SCENARIO, schema
+from dovetail.jobs.simulated.simulation_file import parse_scenario
 from dovetail.jobs.store import JobFilter
 from dovetail.resources.cluster import Cluster
 

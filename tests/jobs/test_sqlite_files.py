@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.errors import ConfigError, DovetailError
-from dovetail.jobs import sqlite_database
 from dovetail.jobs.job import JobState
-from dovetail.jobs.sqlite_store import SqliteStore
 from dovetail.jobs.store import JobFilter, StoreUnavailableError, StoreVersionError, WorkerInfo
+from dovetail.jobs.stores import sqlite_database
+from dovetail.jobs.stores.sqlite_store import SqliteStore
 from jobs.store_contract import spec
 from runtime.aids import Script
 from waiting import PATIENCE_S
@@ -135,7 +135,7 @@ def test_processes_started_at_once_create_one_database(tmp_path: Path) -> None:
     script = f"""
 import os, sys, time
 from dovetail.jobs.job import JobSpec
-from dovetail.jobs.sqlite_store import SqliteStore
+from dovetail.jobs.stores.sqlite_store import SqliteStore
 print("started", flush=True)
 while not os.path.exists({str(tmp_path / "go")!r}):
     time.sleep(0.001)
@@ -323,7 +323,7 @@ def test_a_write_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
 import resource, sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
-from dovetail.jobs.sqlite_store import SqliteStore
+from dovetail.jobs.stores.sqlite_store import SqliteStore
 from jobs.test_sqlite_files import count, fill, spec
 store = SqliteStore({str(tmp_path / "jobs.db")!r})
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

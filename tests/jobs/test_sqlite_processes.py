@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.jobs.job import JobState, Outcome, Retries
-from dovetail.jobs.sqlite_store import SqliteStore
 from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, WorkerInfo
+from dovetail.jobs.stores.sqlite_store import SqliteStore
 from jobs.store_contract import CPU_NODE, free_of, spec
 from runtime.aids import Script
 from waiting import LONG, PATIENCE_S, until
@@ -30,7 +30,7 @@ PRELUDE = """
 import os, sys, threading, time
 sys.path.insert(0, {tests!r})
 from dovetail.jobs.job import JobSpec, Outcome
-from dovetail.jobs.sqlite_store import SqliteStore
+from dovetail.jobs.stores.sqlite_store import SqliteStore
 from dovetail.jobs.store import Claim, Completion, Exchange, WorkerInfo
 from jobs.store_contract import CPU_NODE, free_of, spec
 store = SqliteStore({path!r})

@@ -15,11 +15,11 @@ import psutil
 import pytest
 from hypothesis import given
 
-from dovetail.jobs import sqlite_store
-from dovetail.jobs.file_wakeup import WakeupFolder
 from dovetail.jobs.job import JobState, Outcome
-from dovetail.jobs.sqlite_store import SqliteStore
 from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, Renewal, WorkerInfo
+from dovetail.jobs.stores import sqlite_store
+from dovetail.jobs.stores.file_wakeup import WakeupFolder
+from dovetail.jobs.stores.sqlite_store import SqliteStore
 from jobs.store_contract import CPU_NODE, StoreContract, StoreScene, free_of, spec
 from jobs.store_traces import Operation, StoreTrace, TraceClock, assert_like_memory_store, random_trace, traces
 from jobs.test_memory_store import ManualClock

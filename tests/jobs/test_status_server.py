@@ -12,9 +12,9 @@ import pytest
 
 import dovetail as dt
 from dovetail.jobs.job import JobSpec
-from dovetail.jobs.memory_store import MemoryStore
-from dovetail.jobs.status_server import MAX_CONNECTIONS, StatusServer
 from dovetail.jobs.store import StoreUnavailableError, WorkerInfo
+from dovetail.jobs.stores.memory_store import MemoryStore
+from dovetail.jobs.workers.status_server import MAX_CONNECTIONS, StatusServer
 from waiting import PATIENCE_S
 
 if TYPE_CHECKING:

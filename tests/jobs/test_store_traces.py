@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from dovetail.jobs.memory_store import MemoryStore
+from dovetail.jobs.stores.memory_store import MemoryStore
 from jobs.store_traces import Operation, assert_like_memory_store, traces
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dovetail as dt
-from dovetail.jobs import store_url
-from dovetail.jobs.memory_store import MemoryStore
-from dovetail.jobs.store_url import checked_scheme, open_store, shown_url, sqlite_path
+from dovetail.jobs.stores import store_url
+from dovetail.jobs.stores.memory_store import MemoryStore
+from dovetail.jobs.stores.store_url import checked_scheme, open_store, shown_url, sqlite_path
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from command import run_command
 from dovetail.cli.jobs_tune import report
 from dovetail.errors import InfeasibleError, RunError
 from dovetail.jobs.job import Attempt, JobRecord, JobSpec, JobState, Outcome
-from dovetail.jobs.tuning import (
+from dovetail.jobs.workers.tuning import (
     Sample,
     SlotMeasurement,
     TunedFunction,
@@ -28,7 +28,7 @@ from jobs.worker_app import APP
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.jobs.tuning import Recommendation
+    from dovetail.jobs.workers.tuning import Recommendation
 
 BASE = SlotMeasurement(1, 32, 0, 10.0, 3.2, 0.4, 0.3, 100_000_000, 1)
 

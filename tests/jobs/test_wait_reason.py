@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.jobs.job import JobState
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.store import WorkerInfo
+from dovetail.jobs.stores.memory_store import MemoryStore
 from dovetail.jobs.wait_reason import wait_reason
 from dovetail.resources.resources import Resources
 from jobs.store_contract import FOUR_CPUS, ONE_CPU, StoreScene, spec

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dovetail.jobs.job_handle import Job
     from dovetail.jobs.queue import Queue
-    from dovetail.jobs.worker import Worker
+    from dovetail.jobs.workers.worker import Worker
 
 MB = 1 << 20
 KILL_GRACE_S = 1.0

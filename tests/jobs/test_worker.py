@@ -15,9 +15,9 @@ from dovetail.claims.owner import this_process
 from dovetail.errors import ConfigError, EngineError, JobError, Problem
 from dovetail.jobs.job import JobSpec, JobState, Outcome
 from dovetail.jobs.job_id import new_job_id
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.queue import Queue
 from dovetail.jobs.store import Claim, Completion, Exchange, JobFilter, Reply, StoreUnavailableError, WorkerInfo
+from dovetail.jobs.stores.memory_store import MemoryStore
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.free_resources import NodeKind
 from dovetail.resources.resources import Resources

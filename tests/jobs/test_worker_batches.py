@@ -13,12 +13,12 @@ import pytest
 from dovetail.errors import ConfigError, JobError
 from dovetail.jobs.batch import Batch, is_marked, mark_of, marked_shape, unmarked_shape
 from dovetail.jobs.job import NO_RESOURCES, JobSpec, JobState, Lease, Outcome, Retries
-from dovetail.jobs.job_batches import JobBatch
 from dovetail.jobs.job_function import Application, job
 from dovetail.jobs.job_handle import Job
-from dovetail.jobs.running_attempt import RunningAttempt
 from dovetail.jobs.store import ClaimedJob
 from dovetail.jobs.submission import prepare
+from dovetail.jobs.workers.job_batches import JobBatch
+from dovetail.jobs.workers.running_attempt import RunningAttempt
 from dovetail.resources.resources import Resources
 from jobs import batch_app
 from jobs.batch_app import APP, double, double_async, hold, in_process, lengths, too_few
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dovetail.jobs.queue import Queue
-    from dovetail.jobs.worker import Worker
+    from dovetail.jobs.workers.worker import Worker
 
 APPLICATION = Application.load([APP])
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.claims.store import ClaimRequest, Grant
-from dovetail.jobs.worker_capacity import MachineClaim, WorkerCapacity
+from dovetail.jobs.workers.worker_capacity import MachineClaim, WorkerCapacity
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.resources import Resources
 from dovetail.resources.seat import Seat

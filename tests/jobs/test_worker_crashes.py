@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.jobs.job import JobState, Outcome
-from dovetail.jobs.store_url import sqlite_path
+from dovetail.jobs.stores.store_url import sqlite_path
 from jobs.crash_suite import CrashSuite, Fleet
 from jobs.worker_aids import wait_for_file, wait_for_state, write
 from redis_aids import RedisProcess, run_server

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.jobs.isolation import isolation_of
 from dovetail.jobs.job import NO_RESOURCES, JobSpec
 from dovetail.jobs.job_function import Application
-from dovetail.jobs.worker_capacity import WorkerCapacity, auto_slots, node_amounts
-from dovetail.jobs.worker_options import chosen_cards, worker_node, worker_options
+from dovetail.jobs.workers.isolation import isolation_of
+from dovetail.jobs.workers.worker_capacity import WorkerCapacity, auto_slots, node_amounts
+from dovetail.jobs.workers.worker_options import chosen_cards, worker_node, worker_options
 from dovetail.resources.cluster import Cluster, Gpu
 from dovetail.resources.resources import Resources
 from jobs.worker_app import APP

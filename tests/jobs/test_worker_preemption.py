@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dovetail.jobs.job_handle import Job
     from dovetail.jobs.queue import Queue
-    from dovetail.jobs.worker import Worker
+    from dovetail.jobs.workers.worker import Worker
 
 ALL_CPUS = Resources(cpus=4)
 LONG_GRACE, NO_GRACE = "10m", "1ms"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dovetail.jobs.job_handle import Job
     from dovetail.jobs.queue import Queue
-    from dovetail.jobs.worker import Worker
+    from dovetail.jobs.workers.worker import Worker
 
 KILL_GRACE_S = 0.5
 MARGIN_S = 1.0

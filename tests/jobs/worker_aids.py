@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.jobs.job_function import Application
 from dovetail.jobs.queue import Queue
-from dovetail.jobs.worker import Worker
+from dovetail.jobs.workers.worker import Worker
 from jobs.worker_app import APP
 from waiting import until
 

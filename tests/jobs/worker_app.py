@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.jobs.batch import Batch
-from dovetail.jobs.current_job import JobPreempted, current_job
 from dovetail.jobs.job_function import job
+from dovetail.jobs.workers.current_job import JobPreempted, current_job
 
 APP = "jobs.worker_app"
 LONG_S = 600.0

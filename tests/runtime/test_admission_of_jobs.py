@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from dovetail.errors import InfeasibleError
-from dovetail.jobs.worker_capacity import WorkerCapacity, node_amounts
+from dovetail.jobs.workers.worker_capacity import WorkerCapacity, node_amounts
 from dovetail.machine.job_seat import SEAT_VARIABLE, job_seat
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage

@@ -14,7 +14,7 @@ from dovetail.actors.claim_plan import planned_processes, to_claim_plan
 from dovetail.actors.handles import BAD_OPTION
 from dovetail.actors.health import HealthLimits
 from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
-from dovetail.actors.hosting import HostedActor
+from dovetail.actors.hosted_actor import HostedActor
 from dovetail.actors.live_system import (
     ActiveSystem,
     DirectoryPublisher,

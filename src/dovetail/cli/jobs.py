@@ -11,8 +11,9 @@ import click
 import dovetail as dt
 from dovetail.cli import SuggestingGroup
 from dovetail.cli.colour import paint
-from dovetail.cli.job_logs import logs
-from dovetail.cli.job_selection import (
+from dovetail.cli.jobs_logs import logs
+from dovetail.cli.jobs_metrics import metrics
+from dovetail.cli.jobs_selection import (
     BAD_ARGUMENT,
     UNFINISHED,
     Selection,
@@ -21,7 +22,7 @@ from dovetail.cli.job_selection import (
     selected_jobs,
     selection_options,
 )
-from dovetail.cli.jobs_metrics import metrics
+from dovetail.cli.jobs_submit import submit
 from dovetail.cli.jobs_text import (
     attempt_table,
     function_name,
@@ -45,7 +46,6 @@ from dovetail.cli.queue_option import (
     queue_url_option,
 )
 from dovetail.cli.run_filter import Duration
-from dovetail.cli.submit import submit
 from dovetail.errors import did_you_mean
 from dovetail.jobs.job import REQUEUEABLE, JobState
 from dovetail.jobs.job_view import attempt_data, job_data, queue_data, schedule_data, worker_data

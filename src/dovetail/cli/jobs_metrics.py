@@ -53,8 +53,8 @@ def metrics(url: str | None, port: int, host: str, token: str) -> None:
     The pages are those of a worker; /workers/status has the sums over all workers. /work/QUEUE,QUEUE has the number of
     jobs that are ready or run, by which autoscalers start workers. /metrics also has the seconds of work that wait.
     """
-    from dovetail.jobs.status_server import StatusServer, address_problems
     from dovetail.jobs.work_signal import WorkReader
+    from dovetail.jobs.workers.status_server import StatusServer, address_problems
 
     problems = list(address_problems(host, token))
     if problems:

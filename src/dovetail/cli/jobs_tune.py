@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import dovetail as dt
+from dovetail.cli.jobs_submit import find_function
 from dovetail.cli.options import FILE_PATH, SuggestingChoice, json_option
-from dovetail.cli.submit import find_function
 from dovetail.cli.worker import ISOLATIONS, WorkerSurface
 from dovetail.documents.parser import parse_document, read_document
 from dovetail.errors import did_you_mean, nearest_word, short_repr
@@ -21,7 +21,7 @@ from dovetail.resources.sizes import format_size
 from dovetail.text_format import align_table, format_count, format_duration, format_rate, wrap_labelled
 
 if TYPE_CHECKING:
-    from dovetail.jobs.tuning import Recommendation, Sample, SlotMeasurement
+    from dovetail.jobs.workers.tuning import Recommendation, Sample, SlotMeasurement
 
 BAD_ARGUMENT = "DT642"
 FILE_KEYS = ("function", "samples", "resources", "isolation", "timeout")
@@ -88,7 +88,7 @@ def tune(
 
     The choice is the smallest number whose rate is within 5 % of the best one.
     """
-    from dovetail.jobs.tuning import TunedFunction, default_jobs, measure, recommend
+    from dovetail.jobs.workers.tuning import TunedFunction, default_jobs, measure, recommend
 
     settings = _settings(slots)
     reference, samples, options = _samples_of(file, args_file)
@@ -152,7 +152,7 @@ def _settings(text: str) -> list[int]:
 
 def _samples_of(file: str, args_file: str | None) -> tuple[str, list[Sample], dict[str, Any]]:
     """Reference of the function, samples, and options of its jobs."""
-    from dovetail.jobs.tuning import Sample
+    from dovetail.jobs.workers.tuning import Sample
 
     if ":" in file and not Path(file).exists():
         return file, [Sample()] if args_file is None else _read_samples(args_file), {}
@@ -221,6 +221,6 @@ def _is_sample(data: object) -> bool:
 
 
 def _sample(data: Any) -> Sample:
-    from dovetail.jobs.tuning import Sample
+    from dovetail.jobs.workers.tuning import Sample
 
     return Sample((), dict(data)) if isinstance(data, Mapping) else Sample(tuple(data))

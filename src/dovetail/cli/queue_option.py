@@ -11,8 +11,8 @@ import click
 
 import dovetail as dt
 from dovetail.documents.configuration import SQLITE_PREFIX, at_origin, configured, variable_of
-from dovetail.jobs.memory_store import MemoryStore
 from dovetail.jobs.store import JobFilter
+from dovetail.jobs.stores.memory_store import MemoryStore
 from dovetail.pipeline.option_surface import OptionSurface
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 from dovetail.actors import actors_file
 from dovetail.cli.options import SuggestingChoice
 from dovetail.export import deploy_file
-from dovetail.jobs import simulation_fields
+from dovetail.jobs.simulated import simulation_fields
 from dovetail.jobs.submit_options import BATCH, RETRIES, SUBMIT_OPTIONS
 from dovetail.pipeline import pipeline_file
 from dovetail.pipeline.error_policy import RETRY

@@ -16,7 +16,7 @@ import dovetail as dt
 from dovetail.cli.options import FOLDER_PATH, SuggestingChoice
 from dovetail.cli.queue_option import files_option, opened_queue, queue_url, queue_url_option
 from dovetail.jobs.job_function import RUN_MODULE
-from dovetail.jobs.store_url import checked_scheme, shown_url, store_place
+from dovetail.jobs.stores.store_url import checked_scheme, shown_url, store_place
 from dovetail.observe.terminal import is_terminal, raw_terminal, terminal_width
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.text_format import cut_text, format_count, format_duration
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
 
-    from dovetail.jobs.ingest import Ingester, Route
     from dovetail.jobs.job_function import Application
-    from dovetail.jobs.worker import Worker
+    from dovetail.jobs.workers.ingest import Ingester, Route
+    from dovetail.jobs.workers.worker import Worker
 
 T = TypeVar("T")
 
@@ -186,10 +186,10 @@ def worker(
     **options: Any,
 ) -> None:
     """Run jobs of a queue until Ctrl-C or SIGTERM."""
-    from dovetail.jobs.ingest import parse_routes
     from dovetail.jobs.job_function import load_application
     from dovetail.jobs.run_submission import resolved_folders
-    from dovetail.jobs.status_server import StatusServer, address_problems
+    from dovetail.jobs.workers.ingest import parse_routes
+    from dovetail.jobs.workers.status_server import StatusServer, address_problems
 
     where = queue_url(url)
     problems = [] if no_status else list(address_problems(host, token))
@@ -229,7 +229,7 @@ def worker(
 
 
 def _made_worker(queue: dt.Queue, application: Application, given: dict[str, Any]) -> Worker:
-    from dovetail.jobs.worker import Worker
+    from dovetail.jobs.workers.worker import Worker
 
     try:
         return Worker(queue, app=application, **given)
@@ -269,7 +269,7 @@ def _lists_url(url: str, problems: list[dt.Problem]) -> str:
 
 
 def _started_ingester(url: str, route: Route, queue: dt.Queue, stack: ExitStack) -> Ingester:
-    from dovetail.jobs.ingest import Ingester
+    from dovetail.jobs.workers.ingest import Ingester
 
     ingester = Ingester(
         url,

@@ -27,7 +27,7 @@ class CallOptions(NamedTuple):
 DEFAULT_CALL = CallOptions()
 CONTROL_METHODS = frozenset({"health", "_dovetail_status", "_dovetail_directory"})
 """Methods whose calls take no slot: they are answered while all slots are busy. The last two are those of actors
-(`actors/hosting.py`)."""
+(`actors/hosted_actor.py`)."""
 
 
 class Engine(Protocol):

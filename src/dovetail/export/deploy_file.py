@@ -51,7 +51,7 @@ from dovetail.export.deployment import (
     WorkerPool,
 )
 from dovetail.jobs.submit_options import NAME as QUEUE_NAME
-from dovetail.jobs.worker_options import SLOTS
+from dovetail.jobs.workers.worker_options import SLOTS
 from dovetail.pipeline.durations import DURATION
 from dovetail.pipeline.file_reader import FileReader
 from dovetail.pipeline.overrides import override_values

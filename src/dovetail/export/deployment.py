@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dovetail.jobs.worker_capacity import GPU_TABLE, auto_slots
+from dovetail.jobs.workers.worker_capacity import GPU_TABLE, auto_slots
 from dovetail.pipeline.durations import parse_duration
 from dovetail.resources.sizes import parse_milli, parse_size
 

@@ -22,11 +22,11 @@ from dovetail.documents.parser import read_document
 from dovetail.errors import ConfigError, InfeasibleError, Problem
 from dovetail.job_runs.allowed_folders import AllowedFolders, file_problems, module_file
 from dovetail.job_runs.run_monitor import RunMonitor
-from dovetail.jobs.current_job import current_job
-from dovetail.jobs.job_call import FinalError
 from dovetail.jobs.job_function import job
 from dovetail.jobs.job_id import time_ms_of
 from dovetail.jobs.run_submission import DEFAULT_RESOURCES, backfill_call_problems, run_call_problems
+from dovetail.jobs.workers.current_job import current_job
+from dovetail.jobs.workers.job_call import FinalError
 from dovetail.observe.run_folder import RunFolder, new_run_id, read_json_object, runs_folder
 from dovetail.recipes import is_recipe
 from dovetail.runtime.admission import print_stderr
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dovetail.actors.live_system import LiveSystem
-    from dovetail.jobs.current_job import CurrentJob
+    from dovetail.jobs.workers.current_job import CurrentJob
     from dovetail.runtime.run_handle import Run
 
 STOPPED_EARLY = "DT637"

@@ -12,13 +12,13 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from dovetail.jobs.current_job import JobPreempted
-from dovetail.jobs.job_call import JobStopped
+from dovetail.jobs.workers.current_job import JobPreempted
+from dovetail.jobs.workers.job_call import JobStopped
 from dovetail.runtime.admission import print_stderr
 from dovetail.runtime.run_handle import Run, RunProgress, active_runs
 
 if TYPE_CHECKING:
-    from dovetail.jobs.current_job import CurrentJob
+    from dovetail.jobs.workers.current_job import CurrentJob
 
 CHECK_S = 0.25
 REASON = "its job is stopped"

@@ -1,4 +1,7 @@
-"""The job queue: state machine, stores, submission, workers and their simulation; `is_job_simulation`."""
+"""The job queue: submission, and the decisions that all stores share.
+
+`stores/` has the stores, `workers/` the workers, `simulated/` the simulation.
+"""
 
 
 def is_job_simulation(data: object) -> bool:

@@ -48,8 +48,8 @@ class ClaimReservations:
         self._tries: dict[str, int] = {}
         self._hold: Hold | None = None
         self.woken: set[str] = set()
-        """Workers whose reservation this claim has removed. The worker itself claims again: it may have passed over jobs
-        before the reserved one."""
+        """Workers whose reservation this claim has removed. The worker that claims may have passed over jobs before the
+        reserved one, and claims again."""
 
     def hold(self, queues: Sequence[str], shares: QueueShares) -> None:
         """Respect the reservation of this worker, if its job waits and could be taken by this claim."""

@@ -54,7 +54,7 @@ from dovetail.jobs.run_submission import (
 )
 from dovetail.jobs.schedule import next_fire
 from dovetail.jobs.store import JobFilter, Purged, Schedule
-from dovetail.jobs.store_url import checked_scheme, open_store, shown_url, sqlite_path
+from dovetail.jobs.stores.store_url import checked_scheme, open_store, shown_url, sqlite_path
 from dovetail.jobs.submission import prepare, too_large_for_schedule
 from dovetail.jobs.submit_options import NAME, is_job_id
 

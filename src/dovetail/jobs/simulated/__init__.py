@@ -1,0 +1,1 @@
+"""Simulation of a queue of jobs and its workers in virtual time."""
