@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from dovetail.actors.actor_plan import ActorPlan
     from dovetail.actors.actor_system import ActorSystem
     from dovetail.actors.call_router import CallFuture, CallFutures
-    from dovetail.actors.directory import idempotent
+    from dovetail.actors.instance_directory import idempotent
     from dovetail.actors.live_system import LiveSystem
     from dovetail.actors.role import Affinity, Health, Pool, Restart, Role, Scale, Together
     from dovetail.backfill.failed_rows import RowError, RowFailed
@@ -165,7 +165,7 @@ _MODULE_BY_NAME = {
     "each": "pipeline.stage_function",
     "find_fit_problems": "scheduling.diagnose.feasibility",
     "find_improvements": "scheduling.improvements",
-    "idempotent": "actors.directory",
+    "idempotent": "actors.instance_directory",
     "job": "jobs.job_function",
     "load_profiles": "runtime.stage_profiles",
     "plan": "scheduling.planner",

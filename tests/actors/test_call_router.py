@@ -10,8 +10,8 @@ import pytest
 
 import dovetail as dt
 from dovetail.actors.call_router import CallRouter
-from dovetail.actors.directory import Directory, InstanceAddress, InstanceState, RoleEntry, RoleMethods
 from dovetail.actors.handles import RoleHandle
+from dovetail.actors.instance_directory import Directory, InstanceAddress, InstanceState, RoleEntry, RoleMethods
 from dovetail.control.engine import CallNotSentError, DeadlineExceededError, WorkerLostError
 from waiting import PATIENCE_S, until
 

@@ -11,10 +11,10 @@ import pytest
 
 import dovetail as dt
 from actors.test_system_controller import UNKNOWN_METHODS, Rig, role
-from dovetail.actors.directory import RoleMethods
-from dovetail.actors.health import HealthChecked, HealthLimits
+from dovetail.actors.health_check import HealthChecked, HealthLimits
 from dovetail.actors.heartbeat_monitor import HEARTBEAT_S, LATE_HEARTBEATS, HeartbeatMonitor
 from dovetail.actors.hosted_actor import CallRecord, HealthCheck
+from dovetail.actors.instance_directory import RoleMethods
 from dovetail.actors.system_controller import SystemPhase
 from dovetail.control.commands import Note, StopWorker
 from dovetail.control.events import Drain, LossCause

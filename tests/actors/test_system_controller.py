@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.actors.claim_plan import planned_processes, to_claim_plan
-from dovetail.actors.directory import InstanceState, RoleMethods
+from dovetail.actors.instance_directory import InstanceState, RoleMethods
 from dovetail.actors.system_controller import ActorController, SystemDefinition, SystemPhase
 from dovetail.control.commands import HostedObject, Note, StartWorker, StopWorker
 from dovetail.control.events import (
@@ -31,7 +31,7 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.seat import Seat
 
 if TYPE_CHECKING:
-    from dovetail.actors.health import HealthChecked
+    from dovetail.actors.health_check import HealthChecked
     from dovetail.control.commands import Command
     from dovetail.control.events import Event
 

@@ -15,7 +15,7 @@ from functools import partial
 from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dovetail.actors.directory import InstanceState, instance_name
+from dovetail.actors.instance_directory import InstanceState, instance_name
 from dovetail.control.engine import CallNotSentError, CallOptions, DeadlineExceededError, WorkerLostError
 from dovetail.engines.local.call_waits import WaitableCall
 from dovetail.errors import ActorLostError, CallTimeoutError, Problem, Subject
@@ -23,7 +23,7 @@ from dovetail.errors import ActorLostError, CallTimeoutError, Problem, Subject
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from dovetail.actors.directory import Directory, InstanceAddress, RoleEntry
+    from dovetail.actors.instance_directory import Directory, InstanceAddress, RoleEntry
 
 LOST, LATE = "DT520", "DT521"
 

@@ -12,8 +12,8 @@ from threading import Condition, Lock, Semaphore
 from threading import Event as ThreadEvent
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from dovetail.actors.directory import InstanceState
-from dovetail.actors.health import HealthChecked
+from dovetail.actors.health_check import HealthChecked
+from dovetail.actors.instance_directory import InstanceState
 from dovetail.control.commands import StopWorker
 from dovetail.control.engine import WorkerLostError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
-    from dovetail.actors.health import HealthLimits
+    from dovetail.actors.health_check import HealthLimits
     from dovetail.actors.system_controller import ActorController
     from dovetail.control.commands import Command
     from dovetail.control.events import Event

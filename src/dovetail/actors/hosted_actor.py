@@ -12,7 +12,7 @@ from functools import partial
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from dovetail.actors.directory import instance_name
+from dovetail.actors.instance_directory import instance_name
 from dovetail.engines.object_loader import import_object
 from dovetail.engines.unit_executor import call_setup, is_awaitable
 from dovetail.errors import did_you_mean
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from dovetail.actors.call_router import CallRouter
-    from dovetail.actors.directory import WorkerContext
+    from dovetail.actors.instance_directory import WorkerContext
     from dovetail.control.engine import CallOptions
     from dovetail.engines.worker_context import Worker
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dovetail.actors.call_router import CallRouter
 from dovetail.actors.claim_plan import planned_processes, to_claim_plan
 from dovetail.actors.handles import BAD_OPTION
-from dovetail.actors.health import HealthLimits
+from dovetail.actors.health_check import HealthLimits
 from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
 from dovetail.actors.hosted_actor import HostedActor
 from dovetail.actors.live_system import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.actors.actor_system import ActorSystem
-    from dovetail.actors.directory import RoleMethods
+    from dovetail.actors.instance_directory import RoleMethods
     from dovetail.actors.role import Role
     from dovetail.errors import Problem
     from dovetail.resources.cluster import Cluster

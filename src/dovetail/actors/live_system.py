@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from threading import Event as ThreadEvent
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from dovetail.actors.directory import InstanceState
 from dovetail.actors.handles import BAD_OPTION, ActorHandles, RoleHandle
+from dovetail.actors.instance_directory import InstanceState
 from dovetail.actors.scaling_thread import ScalingThread
 from dovetail.actors.system_controller import SystemPhase
 from dovetail.actors.system_status import SystemStatus, instance_rows
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from dovetail.actors.call_router import CallRouter
-    from dovetail.actors.directory import Directory
     from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
+    from dovetail.actors.instance_directory import Directory
     from dovetail.actors.scaling_thread import ScaledRole
     from dovetail.actors.system_controller import ActorController
     from dovetail.control.commands import Command

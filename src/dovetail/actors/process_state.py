@@ -1,26 +1,23 @@
-"""State of one process of an actor system over all of its incarnations, and the rules of its restarts. Pure."""
+"""State of one process of an actor system over all of its incarnations. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from dovetail.actors.directory import InstanceAddress, InstanceState
-from dovetail.actors.health import UnhealthyInstance
+from dovetail.actors.health_check import UnhealthyInstance
+from dovetail.actors.instance_directory import InstanceAddress, InstanceState
 from dovetail.control.lifecycle import checked_move
-from dovetail.pipeline.durations import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from dovetail.actors.colocation import ProcessTemplate
-    from dovetail.actors.health import HealthChecked
-    from dovetail.actors.role import Role
+    from dovetail.actors.health_check import HealthChecked
+    from dovetail.actors.restart_rules import RestartRules
     from dovetail.resources.seat import Seats
 
-MAX_BACKOFF_S, MAX_BACKOFF_FACTOR = 2.0, 6
-"""The wait before a restart stops doubling at the larger of these two; `limit` ends a series of restarts."""
 _S = InstanceState
 LEGAL_MOVES = frozenset(
     {
@@ -35,27 +32,6 @@ LEGAL_MOVES = frozenset(
     }
 )
 """A process is not degraded itself: its instances are, by what their `health` reports."""
-
-
-class RestartRules(NamedTuple):
-    """Restart of one process: the strictest rules of its roles."""
-
-    policy: str
-    limit: int
-    window_s: float
-    backoff_s: float
-
-    @classmethod
-    def of(cls, roles: Sequence[Role]) -> RestartRules:
-        rules = [role.restart_rules for role in roles]
-        policies = {rule.policy for rule in rules}
-        policy = "fail" if "fail" in policies else "never" if "never" in policies else "always"
-        return cls(
-            policy,
-            min(rule.limit for rule in rules),
-            max(parse_duration(rule.window) for rule in rules),
-            max(parse_duration(rule.backoff) for rule in rules),
-        )
 
 
 @dataclass(eq=False)
@@ -167,12 +143,11 @@ class ProcessState:
         recent = self._recent_restarts
         while recent and recent[0] <= now - self.rules.window_s:
             recent.popleft()
-        if len(recent) >= self.rules.limit:
+        wait_s = self.rules.wait_s(len(recent))
+        if wait_s is None:
             limit = f"{self.rules.limit} restarts within {self.rules.window_s:g} s"
             self.end(now, f"{reason}; not restarted again after {limit}")
             return None
-        first_s = self.rules.backoff_s
-        wait_s: float = min(first_s * 2 ** min(len(recent), 30), max(MAX_BACKOFF_S, MAX_BACKOFF_FACTOR * first_s))
         recent.append(now)
         self.restarts += 1
         self.worker = None

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.actors.directory import RoleMethods
+from dovetail.actors.instance_directory import RoleMethods
 from dovetail.actors.role_fields import BAD_ROLE
 from dovetail.actors.role_problems import UNKNOWN_NAME
 from dovetail.actors.scale_signal import OUTSTANDING, signal_parts

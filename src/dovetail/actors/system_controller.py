@@ -9,11 +9,19 @@ from enum import Enum
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from dovetail.actors.directory import Directory, InstanceAddress, InstanceState, RoleEntry, WorkerContext, instance_name
-from dovetail.actors.health import HealthChecked, HealthLimits
+from dovetail.actors.health_check import HealthChecked, HealthLimits
+from dovetail.actors.instance_directory import (
+    Directory,
+    InstanceAddress,
+    InstanceState,
+    RoleEntry,
+    WorkerContext,
+    instance_name,
+)
 from dovetail.actors.live_placement import LivePlacement
 from dovetail.actors.placement import PlacedBundle
-from dovetail.actors.process_state import ProcessState, RestartRules
+from dovetail.actors.process_state import ProcessState
+from dovetail.actors.restart_rules import RestartRules
 from dovetail.actors.scale_signal import SignalMeasured
 from dovetail.actors.start_order import start_levels
 from dovetail.control.commands import Note, StartWorker, StopWorker
@@ -37,7 +45,7 @@ if TYPE_CHECKING:
 
     from dovetail.actors.actor_plan import PlannedProcess
     from dovetail.actors.colocation import Bundle, ProcessTemplate
-    from dovetail.actors.directory import RoleMethods
+    from dovetail.actors.instance_directory import RoleMethods
     from dovetail.actors.role import Pool, Role
     from dovetail.control.commands import Command, HostedObject
     from dovetail.control.events import Event

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.actors.directory import InstanceState, instance_name
+from dovetail.actors.instance_directory import InstanceState, instance_name
 from dovetail.resources.sizes import format_size
 from dovetail.text_format import align_table, format_count, format_duration, format_rate
 

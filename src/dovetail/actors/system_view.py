@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.actors.directory import InstanceState
+from dovetail.actors.instance_directory import InstanceState
 from dovetail.streaming.view import StreamView, UnitView, WorkerView
 
 if TYPE_CHECKING:

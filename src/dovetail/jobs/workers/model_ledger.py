@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.jobs.workers.model_cache import ModelCache
-from dovetail.jobs.workers.model_table import ModelTable
+from dovetail.jobs.workers.model_eviction import ModelTable
 from dovetail.resources.amounts import HOST
 from dovetail.resources.sizes import format_size
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.jobs.workers.model_table import RELOAD_WINDOW_S, Model, ModelState, ModelTable
+from dovetail.jobs.workers.model_eviction import RELOAD_WINDOW_S, Model, ModelState, ModelTable
 from waiting import LONG
 
 CARD = 0
