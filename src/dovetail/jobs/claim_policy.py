@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dovetail.jobs.admission import Admission
     from dovetail.jobs.job import JobRecord
-    from dovetail.jobs.offer_groups import OfferGroup, OfferGroups
+    from dovetail.jobs.offer_groups import OfferGroups
     from dovetail.jobs.store import QueueSettings
     from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.shape import Shape
@@ -200,11 +200,20 @@ class OtherWorkers:
     def best_before(self, rank: PlacementRank, queue: str, shape: Shape) -> str | None:
         """The worker with the lowest rank, then the smallest id, for a job that fits it; None: none is below `rank`."""
         found: str | None = None
-        for other, group in self._ranked(rank, queue, shape):
-            if other > rank:
-                break  # a better one was found
+        card_milli, cpu_milli, needed_milli = shape.gpu_milli, shape.cpu_milli, shape.cards * shape.gpu_milli
+        for idle_milli, free_cpu_milli, _, group in self._groups.with_idle(needed_milli, cpu_milli):
+            if idle_milli > rank[1] and rank[0] <= -needed_milli:
+                break  # a job strands at least minus its own GPUs: the other groups, with more idle GPU, rank higher
+            if free_cpu_milli < cpu_milli or group.free.cards.most_milli < card_milli or queue not in group.queues:
+                continue
+            state = group.placement
+            if state is None:
+                state = group.placement = PlacementState(group.free)
+            other = state.rank(shape)
+            if other > rank or (other == rank and found is None):
+                continue
             worker = group.first_but(self._own, self._left)
-            is_better = worker is not None and (found is None or worker < found)
+            is_better = worker is not None and (other < rank or found is None or worker < found)
             if is_better and self._admission.take(shape, group.free) is not None:
                 rank, found = other, worker
         for worker, (queues, slots, free) in self._left.items():
@@ -215,22 +224,6 @@ class OtherWorkers:
                     rank, found = other, worker
         return found
 
-    def _ranked(self, below: PlacementRank, queue: str, shape: Shape) -> list[tuple[PlacementRank, OfferGroup]]:
-        """Groups of lower rank on which the job may fit, the lowest first."""
-        needed_milli, cpu_milli = shape.gpu_milli, shape.cpu_milli
-        found = []
-        for _, free_cpu_milli, _, group in self._groups.with_idle(needed_milli):
-            if free_cpu_milli < cpu_milli or queue not in group.queues:
-                continue
-            state = group.placement
-            if state is None:
-                state = group.placement = PlacementState(group.free)
-            rank = state.rank(shape)
-            if rank < below:
-                found.append((rank, group))
-        found.sort(key=_first)
-        return found
-
     def leave(self, worker: str, shape: Shape) -> None:
         """Subtract a job that is left to a worker from that worker's offer."""
         if worker not in self._left:
@@ -238,7 +231,3 @@ class OtherWorkers:
             self._left[worker] = queues, offer.slots, offer.free
         queues, slots, free = self._left[worker]
         self._left[worker] = queues, slots - 1, self._admission.take(shape, free) or free
-
-
-def _first(item: tuple[PlacementRank, object]) -> PlacementRank:
-    return item[0]

@@ -58,9 +58,10 @@ class OfferGroups:
         for worker in workers:
             self.put(worker)
 
-    def with_idle(self, milli: int) -> Sequence[OrderedGroup]:
-        """Groups with at least this much idle GPU."""
-        return self._ordered[bisect_left(self._ordered, (milli,)) :]
+    def with_idle(self, milli: int, cpu_milli: int) -> Sequence[OrderedGroup]:
+        """Groups with at least this much idle GPU, the least first; of those with exactly this much, only the ones with
+        enough free CPUs."""
+        return self._ordered[bisect_left(self._ordered, (milli, cpu_milli)) :]
 
     def worker(self, worker: str) -> OfferingWorker:
         return self._workers[worker]

@@ -67,12 +67,14 @@ class FreeCards:
     node with 16 cards costs as much as on a node with one.
     """
 
-    __slots__ = ("__weakref__", "_after", "_before", "free", "idle_milli", "kind")
+    __slots__ = ("__weakref__", "_after", "_before", "free", "idle_milli", "kind", "most_milli")
 
     def __init__(self, kind: NodeKind, free: tuple[FreeCard, ...]) -> None:
         self.kind = kind
         self.free = free
         self.idle_milli = sum(card.milli for card in free)
+        self.most_milli = max((card.milli for card in free), default=0)
+        """Of one card."""
         self._after: dict[tuple[CardShare, ...], FreeCards | None] = {}
         self._before: dict[tuple[CardShare, ...], FreeCards | None] = {}
 
