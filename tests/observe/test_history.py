@@ -18,7 +18,7 @@ from dovetail.machine.processes import process_start_time
 from dovetail.observe import history as history_module
 from dovetail.observe.history import HistoryReader, RunHistory
 from dovetail.observe.journal import read_lines_from
-from dovetail.observe.run_header import run_status
+from dovetail.observe.run_status import run_status
 from dovetail.observe.summary import steady_rate, summarize_run
 from dovetail.observe.summary_text import summary_lines
 from observe.made import Clock, recorded, recorder, run_at, unit, view

@@ -17,7 +17,7 @@ from dovetail.data.commit_log import CommitLog
 from dovetail.data.sinks import FileSink
 from dovetail.observe.recorder import Recorder
 from dovetail.observe.run_folder import create_run, find_run, list_runs, read_json_object
-from dovetail.observe.run_header import run_status
+from dovetail.observe.run_status import run_status
 from dovetail.runtime.run_removal import find_run_files, remove_run_files
 from dovetail.runtime.sites import LocalSite
 

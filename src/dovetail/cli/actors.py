@@ -43,7 +43,8 @@ from dovetail.observe.run_folder import (
     read_json_object,
     run_reference,
 )
-from dovetail.observe.run_header import run_kind, run_status
+from dovetail.observe.run_header import run_kind
+from dovetail.observe.run_status import run_status
 from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.missing_code import find_missing_code
 from dovetail.runtime.run_spec import add_import_path

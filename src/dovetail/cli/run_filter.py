@@ -11,7 +11,8 @@ import click
 
 from dovetail.cli.options import Decorator, SuggestingChoice, complete_run_names
 from dovetail.observe.run_folder import RunFolder, number_field, read_json_object
-from dovetail.observe.run_header import KNOWN_STATUS, RUN_KINDS, run_kind, run_status
+from dovetail.observe.run_header import RUN_KINDS, run_kind
+from dovetail.observe.run_status import KNOWN_STATUS, run_status
 from dovetail.pipeline.durations import parse_duration
 
 STATUSES = ("running", *sorted(KNOWN_STATUS - {"running"}), "lost")

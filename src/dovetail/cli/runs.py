@@ -13,7 +13,7 @@ from dovetail.cli.output_file import write_output
 from dovetail.observe.control_socket import send_request
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run, read_json_object, resume_instruction, run_reference
-from dovetail.observe.run_header import run_status
+from dovetail.observe.run_status import run_status
 from dovetail.observe.trace import trace_json
 
 POLL_S = 0.05

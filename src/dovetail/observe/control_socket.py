@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError, DovetailError, Problem, did_you_mean, short_repr
 from dovetail.machine.processes import is_stopped
 from dovetail.observe.run_folder import RunFolder, read_json_object, resume_instruction, run_reference
-from dovetail.observe.run_header import run_status
+from dovetail.observe.run_status import run_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -12,7 +12,7 @@ from dovetail.errors import ConfigError, Problem
 from dovetail.observe.failed_items import read_failures
 from dovetail.observe.journal import read_lines_from
 from dovetail.observe.run_folder import RunFolder, number_field, read_json_object
-from dovetail.observe.run_header import run_status
+from dovetail.observe.run_status import run_status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

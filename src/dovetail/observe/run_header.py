@@ -1,5 +1,5 @@
-"""run.json, the first file of a run: what runs, where and since when; its status and kind. Secrets of its arguments are
-kept beside it."""
+"""run.json, the first file of a run: what runs, where and since when, and its kind. Secrets of its arguments are kept
+beside it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 UNSTARTED_KEY = "unstarted"
 """Key of run.json until the run has begun to write its results."""
-LOST_AFTER_S = 10.0
-KNOWN_STATUS = frozenset({"running", "finished", "drained", "failed", "cancelled"})
 RUN_KINDS = ("pipeline", "recipe", "backfill", "service", "actors")
 RECIPE_FILE_KEY = "recipe_file"
 """Key of the file of a recipe in the headers of its runs."""
@@ -133,21 +131,7 @@ def _find_secrets(value: object) -> Iterator[SecretText]:
                 yield from _find_secrets(part)
 
 
-# --- status and kind
-
-
-def run_status(header: Mapping[str, Any], wall: float) -> str:
-    """running, finished, drained, failed, cancelled; or lost: the heartbeat stopped and no process claims the run."""
-    status = header.get("status")
-    if status not in KNOWN_STATUS:
-        return "lost"
-    if status != "running":
-        return str(status)
-    beat = header.get("heartbeat")
-    alive = _is_alive(header)
-    if alive is None:  # on another machine: only the heartbeat is known
-        alive = isinstance(beat, int | float) and wall - beat <= LOST_AFTER_S
-    return "running" if alive else "lost"
+# --- kind
 
 
 def run_kind(header: Mapping[str, Any]) -> str:
@@ -161,14 +145,3 @@ def run_kind(header: Mapping[str, Any]) -> str:
     if recorded.get(ROLES_KEY):
         return "actors"
     return "service" if header.get("what") == SERVICE else "pipeline"
-
-
-def _is_alive(header: Mapping[str, Any]) -> bool | None:
-    """Whether the same process, not a later one with the same pid, is alive; None: not on this machine."""
-    pid, started = header.get("pid"), header.get("pid_started")
-    if header.get("host") != socket.gethostname() or not isinstance(pid, int) or not isinstance(started, int | float):
-        return None
-    if pid == os.getpid():
-        return True
-    there = process_start_time(pid) if 0 < pid < 1 << 31 else None
-    return there is not None and abs(there - started) < 1.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dovetail.observe.run_folder import backfill_command, number_field, resume_instruction, run_reference, runs_folder
-from dovetail.observe.run_header import run_status
+from dovetail.observe.run_status import run_status
 from dovetail.observe.stage_counts import count_stages, merge_counts
 from dovetail.observe.terminal import display_path, terminal_width
 from dovetail.pipeline.units import short_unit_name

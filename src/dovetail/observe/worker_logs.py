@@ -16,7 +16,7 @@ from dovetail.control.log_lines import split_log_line
 from dovetail.errors import ConfigError, Problem, did_you_mean
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import read_json_object
-from dovetail.observe.run_header import run_status
+from dovetail.observe.run_status import run_status
 from dovetail.text_format import terminal_text
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from dovetail.control.payload import SourceSinkError
 from dovetail.engines.ray.address import AddressKind, RayAddress, is_ray_engine
 from dovetail.errors import ConfigError, DovetailError, InfeasibleError, Problem
 from dovetail.observe.run_folder import list_runs, read_json_object
-from dovetail.observe.run_header import RECIPE_FILE_KEY, run_status
+from dovetail.observe.run_header import RECIPE_FILE_KEY
+from dovetail.observe.run_status import run_status
 from dovetail.pipeline.units import fuse_stages
 from dovetail.recipes.column_check import missing_columns, sample_rows
 from dovetail.recipes.file_keys import STDIN_SOURCE, value_or_default

@@ -18,7 +18,7 @@ from dovetail.control.payload import SourceSinkError
 from dovetail.data.iterator_sink import SIGNAL_CHECK_S
 from dovetail.errors import Change, ConfigError, DovetailError, EngineError, Fix, Problem, RunError, Subject
 from dovetail.observe.run_folder import read_json_object
-from dovetail.observe.run_header import run_status
+from dovetail.observe.run_status import run_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -37,7 +37,8 @@ from dovetail.jobs.workers.job_process import (
     ending_from_frame,
     server_environment,
 )
-from dovetail.jobs.workers.running_attempt import RunningAttempt, StopReason, next_shape
+from dovetail.jobs.workers.retry_memory import next_shape
+from dovetail.jobs.workers.running_attempt import RunningAttempt, StopReason
 from dovetail.jobs.workers.warm_pool import WarmPool
 from dovetail.machine.processes import private_bytes
 from dovetail.resources.sizes import format_size

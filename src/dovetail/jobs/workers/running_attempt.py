@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -12,8 +11,8 @@ from dovetail.engines.local.worker_environment import rendezvous_variables
 from dovetail.jobs.job import Outcome
 from dovetail.jobs.state_machine import PREEMPTED
 from dovetail.jobs.store import Completion
+from dovetail.jobs.workers.retry_memory import next_shape
 from dovetail.resources.seat import Seat
-from dovetail.resources.shape import ShapeKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from dovetail.jobs.workers.job_batches import JobBatch
     from dovetail.jobs.workers.job_ending import Ending
     from dovetail.resources.shape import Shape
-
-MEMORY_GROWTH = 2
-"""Factor on the requested memory after a job ran out of it."""
-PEAK_HEADROOM_PERCENT = 150
-"""Percentage of the peak that is requested if a job had requested no memory, or less."""
 
 NOT_PREEMPTED = "JobPreempted was raised, but dt.current_job().checkpoint_requested was not true"
 
@@ -278,20 +272,3 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """End everything that can be ended, and wait for that."""
-
-
-def next_shape(
-    shape: Shape, peak_bytes: int | None = None, limit_bytes: int = 0, *, on_gpu: bool = False
-) -> Shape | None:
-    """Resources of the next attempt after one that ran out of memory; None: the same.
-
-    Twice the requested memory, or one and a half times the peak if that is more, and at most what the worker has.
-    """
-    if on_gpu:
-        if shape.kind is not ShapeKind.FRACTIONAL_GPU or not shape.gpu_memory_bytes:
-            return None
-        return replace(shape, gpu_memory_bytes=shape.gpu_memory_bytes * MEMORY_GROWTH)
-    wanted = max(shape.memory_bytes * MEMORY_GROWTH, (peak_bytes or 0) * PEAK_HEADROOM_PERCENT // 100)
-    if limit_bytes:
-        wanted = min(wanted, limit_bytes)
-    return replace(shape, memory_bytes=wanted) if wanted > shape.memory_bytes else None
