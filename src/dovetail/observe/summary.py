@@ -500,10 +500,10 @@ def _measured_use(uses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _latest_advice(history: RunHistory) -> tuple[str, ...]:
     """The last note about each subject, with the change as it is written for this run."""
     notes = [(it.text, it.data.get("data")) for it in history.notes("advice")]
-    said = {
+    latest = {
         (str(data.get("unit")), str(data.get("about"))): (text, data) for text, data in notes if isinstance(data, dict)
     }
-    return tuple(_advice_text(history, unit, about, *last) for (unit, about), last in said.items())
+    return tuple(_advice_text(history, unit, about, *last) for (unit, about), last in latest.items())
 
 
 def _advice_text(history: RunHistory, unit: str, about: str, text: str, data: Mapping[str, Any]) -> str:
