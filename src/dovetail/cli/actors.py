@@ -44,7 +44,7 @@ from dovetail.observe.run_folder import (
     run_reference,
 )
 from dovetail.observe.run_header import run_kind, run_status
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.runtime.missing_code import find_missing_code
 from dovetail.runtime.run_spec import add_import_path
 from dovetail.text_format import align_table, format_duration
@@ -212,7 +212,7 @@ def _launch(file: str, sets: Sequence[str], **arguments: Any) -> dt.LiveSystem:
 def _in_file(parsed: ParsedActorsFile, problem: dt.Problem) -> dt.Problem:
     """A problem with the line of its role. Those of the launch have fixes as options."""
     found = parsed.located(problem)
-    return replace(found, fixes=OptionSurface().fixes(problem)) if problem.code == HELD_BY_OTHERS else found
+    return replace(found, fixes=OptionRenderer().fixes(problem)) if problem.code == HELD_BY_OTHERS else found
 
 
 def _missing_classes(parsed: ParsedActorsFile, file: Path) -> Iterator[dt.Problem]:

@@ -53,7 +53,7 @@ from dovetail.jobs.payload_codec import FILE, JSON
 from dovetail.jobs.placement_problem import live_workers, placement_problem
 from dovetail.jobs.wait_reason import wait_reason
 from dovetail.observe.terminal import table_width
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.resources.sizes import format_size
 from dovetail.text_format import format_count, printable
 
@@ -447,14 +447,14 @@ def purge(
         try:
             removed = opened.purge(older_than=older_than, keep_bytes=keep, state=chosen, queue=queue, function=function)
         except dt.ConfigError as error:
-            raise PurgeSurface().error(error) from None
+            raise PurgeRenderer().error(error) from None
     if as_json:
         click.echo(json.dumps({"jobs": removed.jobs, "bytes": removed.bytes}))
     else:
         click.echo(f"removed {format_count(removed.jobs, 'job')}, {format_size(removed.bytes)}", err=True)
 
 
-class PurgeSurface(OptionSurface):
+class PurgeRenderer(OptionRenderer):
     def name(self, setting: str) -> str:
         return "--keep" if setting == "keep_bytes" else super().name(setting)
 

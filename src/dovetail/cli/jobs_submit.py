@@ -33,7 +33,7 @@ from dovetail.jobs.job import DEFAULT_QUEUE
 from dovetail.jobs.placement_problem import live_workers
 from dovetail.jobs.run_submission import FILE_SUFFIXES, OPTION_TYPES
 from dovetail.jobs.stores.store_url import store_place
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.pipeline.overrides import override_values, set_option
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def submit(
         try:
             found = send(queue)
         except dt.ConfigError as error:
-            raise SubmitSurface(is_run=function in RUN_KINDS).error(error) from None
+            raise SubmitRenderer(is_run=function in RUN_KINDS).error(error) from None
         if isinstance(found, dt.JobSchedule):
             _print_schedule(found, as_json=as_json)
             return
@@ -215,7 +215,7 @@ def check_run_file(file: str) -> None:
         load_run_spec(file)
 
 
-class SubmitSurface(OptionSurface):
+class SubmitRenderer(OptionRenderer):
     """Options of `dt.Queue.submit` as options of this command."""
 
     def __init__(self, *, is_run: bool = False) -> None:

@@ -13,7 +13,7 @@ import click
 import dovetail as dt
 from dovetail.cli.jobs_submit import find_function
 from dovetail.cli.options import FILE_PATH, SuggestingChoice, json_option
-from dovetail.cli.worker import ISOLATIONS, WorkerSurface
+from dovetail.cli.worker import ISOLATIONS, WorkerRenderer
 from dovetail.documents.parser import parse_document, read_document
 from dovetail.errors import did_you_mean, nearest_word, short_repr
 from dovetail.jobs.job_function import Application
@@ -104,7 +104,7 @@ def tune(
         try:
             measured.append(measure(tuned, number, count, worker_options))
         except dt.ConfigError as error:
-            raise WorkerSurface().error(error) from None
+            raise WorkerRenderer().error(error) from None
     chosen = recommend(measured)
     if as_json:
         click.echo(json.dumps(_json(reference, measured, chosen), indent=2))

@@ -13,7 +13,7 @@ import click
 import dovetail as dt
 from dovetail.cli.options import cluster_option, file_argument, run_dir_option, set_option
 from dovetail.cli.run_spec_loader import infeasible_error_for_file, load_run_spec, recipe_of
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.resources.sizes import parse_size
 from dovetail.runtime.http_json import is_header_value, is_loopback
 from dovetail.runtime.run_spec import add_import_path, missing_code
@@ -100,7 +100,7 @@ def serve(
         except dt.InfeasibleError as error:
             raise infeasible_error_for_file(error, job, dt.Cluster.of(cluster), "streaming") from None
         except dt.ConfigError as error:
-            raise OptionSurface().error(error) from None
+            raise OptionRenderer().error(error) from None
         server.service = service
         _serve_until_stopped(server, service)
 

@@ -18,7 +18,7 @@ from dovetail.cli.queue_option import files_option, opened_queue, queue_url, que
 from dovetail.jobs.job_function import RUN_MODULE
 from dovetail.jobs.stores.store_url import checked_scheme, shown_url, store_place
 from dovetail.observe.terminal import is_terminal, raw_terminal, terminal_width
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.text_format import cut_text, format_count, format_duration
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def worker(
         _announce(source.get_status(), page, port, application, store_place(where), folders or ())
         _wait(running, source, signals)
     if isinstance(running.error, dt.ConfigError):
-        raise WorkerSurface().error(running.error)
+        raise WorkerRenderer().error(running.error)
     if running.error is not None:
         raise running.error
     if running.is_recycled and not signals.count:
@@ -234,10 +234,10 @@ def _made_worker(queue: dt.Queue, application: Application, given: dict[str, Any
     try:
         return Worker(queue, app=application, **given)
     except dt.ConfigError as error:
-        raise WorkerSurface().error(error) from None
+        raise WorkerRenderer().error(error) from None
 
 
-class WorkerSurface(OptionSurface):
+class WorkerRenderer(OptionRenderer):
     """Options of `dt.Worker` as options of this command."""
 
     def option(self, name: str, value: object) -> str:
