@@ -377,7 +377,9 @@ class Table:
 
     def _unconfirmed_problem(self, column: str, reference: str, method: str) -> Problem:
         """Importing a module runs its code, and anyone who can write to the table can change the reference."""
-        message = f"the table names {reference} as the function of column {column!r}, and it is not loaded unasked"
+        message = (
+            f"the table names {reference} as the function of column {column!r}, which is loaded only if you confirm it"
+        )
         call = f"table.{method}"
         fixes = [Call(call, (column,), {"udf": reference})]
         if method != "plan_backfill":

@@ -147,12 +147,12 @@ not fit, 5 engine unreachable.
     default=DEFAULT_DEADLINE,
     show_default=True,
     metavar="TIME",
-    help="Every instance must be ready in it.",
+    help="Time within which every instance must be ready.",
 )
 @click.option("--no-wait", is_flag=True, help="Exit with code 3 instead of waiting for resources.")
 @set_option("'roles.*.slots=4' is for all roles.")
 @run_dir_option()
-@click.option("--detach", "-d", is_flag=True, help="Return when the system is ready; it runs on in the background.")
+@click.option("--detach", "-d", is_flag=True, help="Return when the system is ready; it continues in the background.")
 @click.option("--ready-fd", type=int, hidden=True, help="Of the process that --detach starts.")
 def up(
     file: str,
@@ -351,7 +351,9 @@ Examples:
 """
 )
 @system_argument()
-@click.option("--watch", "-w", is_flag=True, help="Print it every second until the system ends; Ctrl-C ends only this.")
+@click.option(
+    "--watch", "-w", is_flag=True, help="Print it every second until the system ends; Ctrl-C ends only the display."
+)
 @json_option("Print all figures as JSON; with --watch, one line per second.")
 def status(system: str, watch: bool, as_json: bool) -> None:
     """Show state, node, calls, latency and restarts of every instance of SYSTEM."""

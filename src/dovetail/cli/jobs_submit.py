@@ -174,7 +174,7 @@ def _run_submission(
     needed = RUN_KINDS[kind]
     example = f"dovetail jobs submit {kind} {RUN_EXAMPLES[kind]}"
     if args_text is not None:
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"--args has no meaning with {kind}", fixes=(example,)))
+        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"--args cannot be used with {kind}", fixes=(example,)))
     if len(words) < len(needed) or any(_is_setting(word) for word in words[: len(needed)]):
         raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"{kind} needs {' and '.join(needed)}", fixes=(example,)))
     _, kwargs = parse_arguments(words[len(needed) :], None)

@@ -64,7 +64,9 @@ Examples:
 @engine_option("local")
 @set_option()
 @source_option("Use the speeds that were measured with this source.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed; the same seed gives the same run.")
+@click.option(
+    "--seed", metavar="N", type=int, default=0, show_default=True, help="Random seed; the same seed gives the same run."
+)
 @click.option(
     "--spread",
     type=float,

@@ -165,4 +165,4 @@ def _unit_errors(unit: UnitEntry) -> list[str]:
     fine = fine and shape.gpu_milli <= 1000 and (shape.cards > 0) == (shape.kind != "cpu only")
     sized = shape.kind != "fractional gpu" or shape.gpu_milli or shape.gpu_memory_bytes
     codecs = shape.kind != "codec" or shape.nvdecs or shape.nvencs
-    return [] if fine and sized and codecs else [f"the numbers of {unit.name} make no sense together"]
+    return [] if fine and sized and codecs else [f"the numbers of {unit.name} contradict each other"]

@@ -621,9 +621,9 @@ class ProcessRunner:
             return
         self._read_process(process)  # what it has sent until now
         preempted = reason is StopReason.PREEMPTED
-        looks = attempt.polls_checkpoint if preempted else process.polls_cancelled
+        polls = attempt.polls_checkpoint if preempted else process.polls_cancelled
         grace_s = attempt.preemption_grace_s if preempted else self._kill_grace_s
-        if (preempted or reason is StopReason.CANCELLED) and looks and process.is_open:
+        if (preempted or reason is StopReason.CANCELLED) and polls and process.is_open:
             # it is terminated if it does not end by itself; a job that has never checked would only waste the grace
             self._send(process, (CHECKPOINT if preempted else CANCEL,))
             self._set_timer(grace_s, process, "terminate")
