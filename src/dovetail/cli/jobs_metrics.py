@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 import dovetail as dt
+from dovetail.cli.options import http_options
 from dovetail.cli.queue_option import opened_queue, queue_url_option
 from dovetail.cli.worker import WorkerSignals
 from dovetail.jobs.placement_problem import live_workers
@@ -38,28 +39,7 @@ Exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 usage or configuration,
 """
 )
 @queue_url_option()
-@click.option(
-    "--port",
-    metavar="PORT",
-    type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    help="Port; the next free one if it is taken; 0: any.",
-)
-@click.option(
-    "--host",
-    metavar="HOST",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address to listen on; one that other machines reach needs a token.",
-)
-@click.option(
-    "--token",
-    metavar="TOKEN",
-    envvar="DOVETAIL_TOKEN",
-    default="",
-    help="Token: clients send `Authorization: Bearer TOKEN`.",
-)
+@http_options(DEFAULT_PORT)
 def metrics(url: str | None, port: int, host: str, token: str) -> None:
     """Serve metrics, queues and workers over HTTP, also while there are no workers.
 

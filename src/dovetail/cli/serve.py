@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 import dovetail as dt
-from dovetail.cli.options import cluster_option, file_argument, run_dir_option, set_option
+from dovetail.cli.options import cluster_option, file_argument, http_options, run_dir_option, set_option
 from dovetail.cli.run_spec_loader import infeasible_error_for_file, load_run_spec, recipe_of
 from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.resources.sizes import parse_size
@@ -53,28 +53,7 @@ Source and sink of FILE are not used.
 """
 )
 @file_argument()
-@click.option(
-    "--port",
-    metavar="PORT",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="Port to listen on; 0: any free port.",
-)
-@click.option(
-    "--host",
-    metavar="HOST",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address to listen on; one that other machines reach needs a token.",
-)
-@click.option(
-    "--token",
-    metavar="TOKEN",
-    envvar="DOVETAIL_TOKEN",
-    default="",
-    help="Clients must send `Authorization: Bearer TOKEN`.  [env var: DOVETAIL_TOKEN, which other users cannot see]",
-)
+@http_options(8000, is_fixed=True)
 @cluster_option("cluster")
 @set_option()
 @click.option("--max-wait", default="20ms", show_default=True, metavar="TIME", help="Time to wait for a full batch.")

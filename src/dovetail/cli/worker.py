@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import click
 
 import dovetail as dt
-from dovetail.cli.options import FOLDER_PATH, SuggestingChoice
+from dovetail.cli.options import FOLDER_PATH, SuggestingChoice, http_options
 from dovetail.cli.queue_option import files_option, opened_queue, queue_url, queue_url_option
 from dovetail.jobs.job_function import RUN_MODULE
 from dovetail.jobs.stores.store_url import checked_scheme, shown_url, store_place
@@ -148,28 +148,7 @@ SIGTERM).
 @click.option("--allow-pickle", is_flag=True, help="Unpickle arguments. Use it only if all submitters are trusted.")
 @files_option()
 @click.option("--log-dir", metavar="DIR", type=FOLDER_PATH, help="Output of jobs.  [default: --files]")
-@click.option(
-    "--port",
-    metavar="PORT",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="Port of the status pages; the next free one if it is taken; 0: any.",
-)
-@click.option(
-    "--host",
-    metavar="HOST",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address of the status pages; one that other machines reach needs a token.",
-)
-@click.option(
-    "--token",
-    metavar="TOKEN",
-    envvar="DOVETAIL_TOKEN",
-    default="",
-    help="Token of the status pages: clients send `Authorization: Bearer TOKEN`.",
-)
+@http_options(8000, "the status pages")
 @click.option("--no-status", is_flag=True, help="Do not serve the status over HTTP.")
 @click.option(
     "--ingest",

@@ -133,27 +133,16 @@ class Worker:
         self.logs = JobLogs(self._codec.files, log_dir)
         offered = replace(node, gpus=()) if cards == () else node
         self.capacity = WorkerCapacity(offered, self.options.slots, cards or ())
-        if is_given:
-            allowed = {
-                key: amount for key, amount in node_amounts(node).items() if cards is None or key[1] in (-1, *cards)
-            }
-            self._claim: FixedLimit | MachineClaim = FixedLimit(allowed)
-            self.capacity.set_limit(allowed)
-        else:
-            self._claim = MachineClaim(self.id, Cluster((node,)), cards)
+        self._claim: FixedLimit | MachineClaim = (
+            self._fixed_limit(node, cards) if is_given else MachineClaim(self.id, Cluster((node,)), cards)
+        )
         self._ledger = self.capacity.models = ModelLedger(self.capacity, lambda: self._store.wake(self.id))
         self._cache = LocalPort(self._ledger).cache
         self.models = JobModels(self._cache)
         """Models of this process, for programs that run a worker: a model that they `get` stays until they release it.
         Jobs use `dt.current_job().models`."""
         self._table = AttemptTable(self._release, lambda: self._store.wake(self.id))
-        processes = self._process_runner()
-        self._runners: dict[str, Runner] = {
-            "thread": ThreadRunner(self.id, self._codec, self._table, self._models_of),
-            "async": AsyncRunner(self.id, self._codec, self._table, self._models_of),
-            "process": processes,
-            "warm_process": processes,
-        }
+        self._runners = self._make_runners()
         self._renewal = LeaseRenewal(
             self._store, self.id, self.options.lease_ms, self._table, self._stop_attempt, self._on_tick
         )
@@ -276,6 +265,22 @@ class Worker:
             self._loop.request_end_now()
 
     # --- parts
+
+    def _fixed_limit(self, node: Node, cards: tuple[int, ...] | None) -> FixedLimit:
+        """The limit of a worker whose resources were given: these, on the chosen cards."""
+        allowed = {key: amount for key, amount in node_amounts(node).items() if cards is None or key[1] in (-1, *cards)}
+        self.capacity.set_limit(allowed)
+        return FixedLimit(allowed)
+
+    def _make_runners(self) -> dict[str, Runner]:
+        """Isolation -> its runner."""
+        processes = self._process_runner()
+        return {
+            "thread": ThreadRunner(self.id, self._codec, self._table, self._models_of),
+            "async": AsyncRunner(self.id, self._codec, self._table, self._models_of),
+            "process": processes,
+            "warm_process": processes,
+        }
 
     def _process_runner(self) -> ProcessRunner:
         setup = ProcessSetup(
