@@ -1,4 +1,4 @@
-"""Policy of claims of jobs: which queue is next, which worker runs a job, and which one is kept free for a large job. Pure.
+"""Policy of claims of jobs: which queue is next, which worker runs a job, which is kept free for a large one. Pure.
 
 `redis_functions/shares.lua`, `placement.lua` and `reservation.lua` mirror it.
 
