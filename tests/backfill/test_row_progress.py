@@ -18,7 +18,7 @@ from backfill_scenes import beside, brittle, gated
 from dovetail.backfill.lease import Lease
 from dovetail.backfill.result import BackfillResult
 from dovetail.backfill.row_progress import RowProgress
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import TableStore
 from dovetail.cli.backfill_renderer import BackfillRenderer
 from dovetail.errors import Call, Text
 from dovetail.observe.history import RunHistory
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def taken(uri: str) -> Lease:
     """By somebody else."""
-    return Lease.acquire(Store(uri), "n", "other", wait=False, say=lambda _: None)
+    return Lease.acquire(TableStore(uri), "n", "other", wait=False, say=lambda _: None)
 
 
 def test_the_progress_counts_rows_and_shows_when_no_results_arrive(

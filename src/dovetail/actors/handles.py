@@ -8,7 +8,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
-from dovetail.actors.call_router import Call, CallFutures, CallSettings
+from dovetail.actors.call_router import ActorCall, CallFutures, CallSettings
 from dovetail.errors import did_you_mean
 from dovetail.pipeline.durations import checked_duration
 
@@ -147,7 +147,7 @@ class RoleHandle:
             direct = self._router.call_directly(self.role, index, rank, method, args, named)
             if direct is not None:
                 return cast("CallFuture", direct)  # futures of workers have the same methods
-        return self._router.submit(Call(self.role, index, rank, method, args, named, self._settings, choose))
+        return self._router.submit(ActorCall(self.role, index, rank, method, args, named, self._settings, choose))
 
     @property
     def ranks(self) -> int:

@@ -14,8 +14,8 @@ from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.lease import COLUMN_TAKEN, hold_leases
 from dovetail.backfill.pending_work import unknown_fragment_problems
 from dovetail.backfill.records import (
+    BackfillRecord,
     ColumnRecord,
-    JobRecord,
     Provenance,
     columns_filled_together,
     columns_to_read,
@@ -29,7 +29,7 @@ from dovetail.backfill.records import (
 from dovetail.backfill.result import DroppedColumn, format_rows
 from dovetail.backfill.row_retry import RowRetry, carry_over_errors, read_current_errors
 from dovetail.backfill.schema_check import fill_other_column, unused_name
-from dovetail.backfill.store import Store, column_folder
+from dovetail.backfill.store import TableStore, column_folder
 from dovetail.backfill.target import make_target
 from dovetail.backfill.udf import Udf, load_udf
 from dovetail.backfill.udf import udf as make_udf
@@ -86,7 +86,7 @@ class Table:
         """`renderer`: the spelling of calls in the notes that a backfill prints."""
         found = LanceTable(uri, storage_options)
         self.uri, self._storage, self._renderer = found.uri, found.storage, renderer
-        self._store = Store(self.uri, self._storage)
+        self._store = TableStore(self.uri, self._storage)
         self._given_functions: dict[str, Udf] = {}
         """Column -> function that the caller of this object passed for it."""
 
@@ -490,7 +490,7 @@ class Table:
             retry = RowRetry(found, self._store, function, record, arguments, _new_run_id(), self._renderer)
             return retry.run()
 
-    def history(self, column: str | None = None) -> list[JobRecord]:
+    def history(self, column: str | None = None) -> list[BackfillRecord]:
         """All backfills of a column, or of all columns; oldest first."""
         return read_jobs(
             self._store, None if column is None else self._read_record(_check_column_name(column)).columns[0]

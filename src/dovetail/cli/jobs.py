@@ -16,7 +16,7 @@ from dovetail.cli.jobs_metrics import metrics
 from dovetail.cli.jobs_selection import (
     BAD_ARGUMENT,
     UNFINISHED,
-    Selection,
+    JobSelection,
     confirm,
     jobs_of,
     selected_jobs,
@@ -135,7 +135,7 @@ def ls(url: str | None, limit: int | None, before: str | None, as_json: bool, **
     A job that no live worker can run is marked, with what it needs and what the workers have. A ready job shows
     why it waits.
     """
-    selection = Selection(**selected)
+    selection = JobSelection(**selected)
     limit = limit or (None if as_json else DEFAULT_LIMIT)
     with opened_store(url) as store:
         now_ms = store.now_ms()
@@ -229,7 +229,7 @@ Examples:
 @json_option("Print the jobs as JSON.")
 def dead(url: str | None, limit: int, as_json: bool, queue: str | None, function: str | None) -> None:
     """List dead letters: jobs whose retries are used up, with their attempts."""
-    selection = Selection(queue, function, states=(JobState.DEAD.value,))
+    selection = JobSelection(queue, function, states=(JobState.DEAD.value,))
     with opened_store(url) as store:
         found = store.find(selection.filter(), limit=limit)
         now_ms = store.now_ms()
@@ -343,7 +343,7 @@ returns or checks dt.current_job().cancelled.
 def cancel(jobs: tuple[str, ...], url: str | None, reason: str, yes: bool, as_json: bool, **selected: Any) -> None:
     """Cancel JOBs, or all unfinished jobs that the options select."""
     with opened_store(url) as store:
-        found = selected_jobs(store, list(jobs), Selection(**selected), UNFINISHED, "cancel", yes=yes)
+        found = selected_jobs(store, list(jobs), JobSelection(**selected), UNFINISHED, "cancel", yes=yes)
         reason = reason or "cancelled by dovetail jobs cancel"
         changed = _changed(list(found), lambda part: store.cancel(part, reason))
     words = {JobState.LEASED: "is being stopped by its worker", JobState.CANCELLED: "cancelled"}
@@ -370,7 +370,7 @@ def requeue(jobs: tuple[str, ...], url: str | None, yes: bool, as_json: bool, **
     """
     with opened_store(url) as store:
         default = [state.value for state in REQUEUED_BY_DEFAULT]
-        found = selected_jobs(store, list(jobs), Selection(**selected), default, "requeue", yes=yes)
+        found = selected_jobs(store, list(jobs), JobSelection(**selected), default, "requeue", yes=yes)
         changed = _changed([job for job, state in found.items() if state in REQUEUEABLE], store.requeue)
     kept = {job: state for job, state in found.items() if state not in REQUEUEABLE}
     for job, state in () if as_json else kept.items():
@@ -445,7 +445,7 @@ def purge(
     files: str | None,
 ) -> None:
     """Remove finished jobs with their arguments, results and output, oldest first."""
-    selection = Selection(queue, function, states=states)
+    selection = JobSelection(queue, function, states=states)
     if not (selection or everything or older_than is not None or keep is not None):
         fixes = ("dovetail jobs purge --older-than 7d", "dovetail jobs purge --all --yes")
         raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, "no option selects the jobs to remove", fixes=fixes))

@@ -72,7 +72,7 @@ def metrics(url: str | None, port: int, host: str, token: str) -> None:
     sys.exit(0)
 
 
-class Ending(Protocol):
+class EndEvent(Protocol):
     """A `threading.Event`, as far as it is used."""
 
     def wait(self, timeout: float) -> bool: ...
@@ -97,7 +97,7 @@ class QueueSource:
         }
         self._read_at, self._is_available = time.monotonic(), True
 
-    def read_until(self, ended: Ending) -> None:
+    def read_until(self, ended: EndEvent) -> None:
         """Read the workers from time to time. The store may hang; readiness then ages (`worker_status.py`)."""
         while not ended.wait(READ_INTERVAL_S):
             try:

@@ -21,7 +21,7 @@ MB, GB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedResources:
+class WrittenRequest:
     """The request of a worker as written by the user; of a gang, that of each rank."""
 
     cpus: float
@@ -49,7 +49,7 @@ class Adviser:
     def __init__(self) -> None:
         self._reported_use: dict[tuple[str, str], float] = {}
 
-    def new_advice(self, use: UnitUse, asked: RequestedResources) -> list[Advice]:
+    def new_advice(self, use: UnitUse, asked: WrittenRequest) -> list[Advice]:
         """Advice for this unit that is new or whose value has doubled."""
         fresh = [
             it
@@ -60,18 +60,18 @@ class Adviser:
         return fresh
 
 
-def overuse_texts(use: UnitUse, asked: RequestedResources) -> list[str]:
+def overuse_texts(use: UnitUse, asked: WrittenRequest) -> list[str]:
     """Resources of which the workers of a unit use more than requested, and the request to write instead; one sentence
     each."""
     return [it.text for it in find_overuse(use, asked)]
 
 
-def find_overuse(use: UnitUse, asked: RequestedResources) -> list[Advice]:
+def find_overuse(use: UnitUse, asked: WrittenRequest) -> list[Advice]:
     each = "worker" if asked.ranks == 1 else "rank"
     return [*_cpu_overuse(use, asked, each), *_memory_overuse(use, asked, each)]
 
 
-def _cpu_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Advice]:
+def _cpu_overuse(use: UnitUse, asked: WrittenRequest, each: str) -> list[Advice]:
     if use.cpus_recent is None or use.cpus_least is None:
         return []
     if use.cpus_least / asked.ranks <= CPU_TOLERANCE_FACTOR * asked.cpus + CPU_TOLERANCE:
@@ -85,7 +85,7 @@ def _cpu_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Adv
     return [Advice(use.unit, "cpus", used, f"{text}: Resources(cpus={cpus:g})", text, cpus)]
 
 
-def _memory_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Advice]:
+def _memory_overuse(use: UnitUse, asked: WrittenRequest, each: str) -> list[Advice]:
     peak = use.peak_bytes / asked.ranks
     if asked.memory_bytes is None or peak <= asked.memory_bytes:
         return []

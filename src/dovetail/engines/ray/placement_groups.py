@@ -134,7 +134,7 @@ def no_answer_error(reason: str) -> EngineError:
     return ray_error(NO_ANSWER, reason)
 
 
-__all__ = ["Reservation", "GroupState"]
+__all__ = ["GroupReservation", "GroupState"]
 NO_ANSWER = "Ray did not answer a request for resources"
 SPARE_KEEP_S = 3.0
 """A surplus is released after this time: soon enough for other jobs, late enough to restart a worker."""
@@ -162,7 +162,7 @@ class ReservedCard:
     idle_since: float | None = None
 
 
-class Reservation:
+class GroupReservation:
     """Thread: one; `held` can be read by any."""
 
     def __init__(

@@ -39,7 +39,7 @@ from dovetail.jobs.workers.running_attempt import StopReason
 from dovetail.jobs.workers.signal_wait import SignalWait
 from dovetail.jobs.workers.thread_runner import ThreadRunner
 from dovetail.jobs.workers.worker_capacity import FixedLimit, MachineClaim, WorkerCapacity, node_amounts
-from dovetail.jobs.workers.worker_loop import WorkerLoop, WorkerState
+from dovetail.jobs.workers.worker_loop import LoopState, WorkerLoop
 from dovetail.jobs.workers.worker_options import AUTO, chosen_cards, worker_node, worker_options
 from dovetail.machine.processes import parse_statm
 from dovetail.resources.cluster import Cluster
@@ -239,7 +239,7 @@ class Worker:
         except BaseException as error:
             self.error = error
         finally:
-            self._loop.state = WorkerState.ENDED
+            self._loop.state = LoopState.ENDED
             for runner in self._runners.values():
                 runner.close()
             self._cache.close()
@@ -360,7 +360,7 @@ class Worker:
         options = self.options
         many = options.recycle_jobs is not None and self._table.ended_here >= options.recycle_jobs
         large = options.recycle_bytes is not None and own_memory_bytes() >= options.recycle_bytes
-        if (many or large) and self._loop.state is WorkerState.RUNNING:
+        if (many or large) and self._loop.state is LoopState.RUNNING:
             self.is_recycled = True
             self._loop.request_drain(None)
 
