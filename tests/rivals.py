@@ -6,13 +6,13 @@ import os
 from typing import Any, NoReturn
 
 from dovetail.backfill.lease import Lease
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import TableStore
 from dovetail.errors import RunError
 
 
 def create_files(uri: str, count: int, barrier: Any, mine: str, got: Any) -> None:
     """Create files that the others create at the same moment; put the numbers of those that were not there."""
-    store = Store(uri)
+    store = TableStore(uri)
     for at in range(count):
         barrier.wait()
         if store.create(f"a/{at}", mine.encode()):
@@ -22,7 +22,7 @@ def create_files(uri: str, count: int, barrier: Any, mine: str, got: Any) -> Non
 
 def take_leases(uri: str, rounds: int, barrier: Any, results: Any) -> None:
     """Take a lease that the others take at the same moment; put the round, and why it was refused."""
-    store = Store(uri)
+    store = TableStore(uri)
     for at in range(rounds):
         barrier.wait()
         try:

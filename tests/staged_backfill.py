@@ -11,7 +11,7 @@ from backfill_aids import HALF
 from dovetail.backfill.commit_thread import Committer
 from dovetail.backfill.driver import BackfillDriver
 from dovetail.backfill.range_worker import RangeWorker
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import TableStore
 from dovetail.backfill.target import make_target
 from dovetail.backfill.task import RangeTask
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
@@ -39,7 +39,7 @@ class Staged:
         ready, record = self.table._ensure_columns(found, udf, names, before)
         aim = make_target(ready, udf, record, asked)
         self.udf, self.found = udf, ready
-        self.filling = BackfillDriver(ready, Store(uri), udf, aim, asked, "run")
+        self.filling = BackfillDriver(ready, TableStore(uri), udf, aim, asked, "run")
         self.inputs = aim.input_hash(ready, ready.fragments()[0])
         self.before = aim.kept_values_hash(ready, ready.fragments()[0])
         self.rows = ready.fragments()[0].rows

@@ -18,7 +18,7 @@ import dovetail as dt
 from backfill_aids import made
 from dovetail.backfill.checkpoints import errors_folder
 from dovetail.backfill.range_worker import RangeWorker, WorkerBrokenError
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import TableStore
 from staged_backfill import PATIENCE_S, Staged
 from waiting import LONG
 
@@ -118,7 +118,7 @@ class Schedule:
 
 
 def failed_rows(staged: Staged) -> list[int]:
-    job, store = staged.filling._make_job(), Store(staged.found.uri)
+    job, store = staged.filling._make_job(), TableStore(staged.found.uri)
     folder = errors_folder(job.folder, job.parts)
     texts = [store.get(f"{folder}/{name}") or b"" for name in store.names(folder)]
     return sorted(json.loads(line)["offset"] for text in texts for line in text.splitlines())

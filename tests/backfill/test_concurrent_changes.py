@@ -26,7 +26,7 @@ from backfill_aids import HALF, Calls, by_id, compact, made, twice
 from backfill_scenes import beside, gated
 from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.lease import Lease
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import TableStore
 from dovetail.errors import ConfigError, RunError
 from waiting import until
 
@@ -46,7 +46,7 @@ def rewrite(uri: str, ids: list[int], **values: list[int]) -> None:
 
 def taken(uri: str) -> Lease:
     """By somebody else."""
-    return Lease.acquire(Store(uri), "n", "other", wait=False, say=lambda _: None)
+    return Lease.acquire(TableStore(uri), "n", "other", wait=False, say=lambda _: None)
 
 
 def test_values_written_by_others_are_kept_in_rows_that_are_not_computed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import dovetail as dt  # noqa: E402
 import fill_functions as fns  # noqa: E402
 from backfill_aids import HALF, Calls, by_id, column, driver, made, rows_from, twice  # noqa: E402
 from dovetail.backfill.records import read_column, write_column  # noqa: E402
-from dovetail.backfill.store import Store  # noqa: E402
+from dovetail.backfill.store import TableStore  # noqa: E402
 from dovetail.errors import ConfigError  # noqa: E402
 from waiting import until  # noqa: E402
 
@@ -54,7 +54,7 @@ def test_a_column_whose_partner_is_filled_with_others_now_is_dropped_alone(uri: 
     table.backfill(["a", "b"], fns.pair, cluster=HALF)
     table.drop(["a", "b"])
     table.add_column(["a", "b"], fns.pair)
-    store = Store(uri)
+    store = TableStore(uri)
     record = read_column(store, "a")
     assert record is not None
     record.columns = ["b", "c"]
@@ -172,7 +172,7 @@ def test_a_function_that_is_set_during_a_backfill_stays_set(tmp_path: Path, call
         calls.go()
         running.finish()
     assert by_id(uri, "n") == twice(range(2000))
-    record = read_column(Store(uri), "n")
+    record = read_column(TableStore(uri), "n")
     assert record is not None
     assert (record.name, record.recomputing) == ("tripled", False)
     dt.table(uri).backfill("n", cluster=HALF, trust_table=True)
@@ -203,7 +203,7 @@ def test_a_table_that_is_removed_during_a_backfill_is_not_created_again(tmp_path
 
 
 def test_writing_a_file_does_not_create_the_folder_of_a_table(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "gone.lance"))
+    store = TableStore(str(tmp_path / "gone.lance"))
     for write in (store.put, store.create):
         with pytest.raises(FileNotFoundError, match="no longer exists"):
             write("c-n/jobs/run.json", b"{}")

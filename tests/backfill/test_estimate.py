@@ -49,7 +49,7 @@ def test_a_plan_does_not_wait_for_a_busy_machine(tmp_path: Path) -> None:
         ({"memory": "9GB"}, "1x(2cpu, 4GB)", "4GB memory in all, 9GB needed", '@dt.udf(memory="4GB")'),
         ({"gpus": 1}, "1x(2cpu, 4GB)", "no GPU", "add a node like 1x(1cpu, 1xL40S)"),
         ({"gpus": 3}, "2x(2cpu, 4GB, 2xA100)", "2 GPUs in all, 3 needed", "@dt.udf(gpus=2)"),
-        ({"gpu_memory": "99GB"}, "1x(2cpu, 1xL4)", "24GB a card, 99GB needed", '@dt.udf(gpu_memory="24GB")'),
+        ({"gpu_memory": "99GB"}, "1x(2cpu, 1xL4)", "24GB per card, 99GB needed", '@dt.udf(gpu_memory="24GB")'),
         ({"memory": "1GB"}, "1x(2cpu)", "its memory is not given", "@dt.udf(memory=None)"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 
 from dovetail.backfill.lance_client import normalize_uri
 from dovetail.backfill.lance_table import Fragment, LanceTable, NewDataFile
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import TableStore
 from dovetail.errors import ConfigError, RunError
 from runtime.aids import Script
 
@@ -367,7 +367,7 @@ def test_a_writer_that_is_killed_leaves_nothing_under_the_name(uri: str, tmp_pat
 def test_cleaning_up_and_compacting_leave_our_files_alone(place: tuple[str, dict[str, str]]) -> None:
     uri, storage = place
     table = made(uri, storage).add_columns([pa.field("u", pa.string())])
-    store = Store(uri, storage)
+    store = TableStore(uri, storage)
     names = ["c-u/parts/abc/0-def/p.0.5.100", "c-u/lease/1.asks", "columns/u.json", "x.lance", "_versions/1.manifest"]
     for name in names:
         store.put(name, b"ours")

@@ -19,7 +19,7 @@ import pytest
 
 from dovetail.backfill import lease as module
 from dovetail.backfill.lease import Lease, read_holder
-from dovetail.backfill.store import Store, column_folder
+from dovetail.backfill.store import TableStore, column_folder
 from dovetail.claims.owner import this_process
 from dovetail.errors import RunError
 from rivals import take_leases
@@ -35,28 +35,28 @@ FOLDER = f"{column_folder('u')}/lease"
 
 
 @pytest.fixture(params=["disk", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TableStore:
     if request.param == "disk":
         return request.getfixturevalue("local")  # type: ignore[no-any-return]
     bucket = request.getfixturevalue("bucket")
-    return Store(f"{bucket.uri}/t.lance", bucket.storage)
+    return TableStore(f"{bucket.uri}/t.lance", bucket.storage)
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Store:
+def local(tmp_path: Path) -> TableStore:
     (tmp_path / "t.lance").mkdir()
-    return Store(str(tmp_path / "t.lance"))
+    return TableStore(str(tmp_path / "t.lance"))
 
 
 def unheard(text: str) -> None:
     raise AssertionError(f"nothing was to be said, but: {text}")
 
 
-def take(store: Store, run: str, *, wait: bool = False, say: Callable[[str], None] = unheard) -> Lease:
+def take(store: TableStore, run: str, *, wait: bool = False, say: Callable[[str], None] = unheard) -> Lease:
     return Lease.acquire(store, "u", run, wait=wait, say=say)
 
 
-def test_it_is_taken_shown_and_given_back(store: Store) -> None:
+def test_it_is_taken_shown_and_given_back(store: TableStore) -> None:
     assert read_holder(store, "u") is None
     with take(store, "run-1") as lease:
         found = read_holder(store, "u")
@@ -72,7 +72,7 @@ def test_it_is_taken_shown_and_given_back(store: Store) -> None:
     assert store.names(FOLDER) == []
 
 
-def test_a_held_lease_is_refused_with_the_name_of_the_owner(store: Store) -> None:
+def test_a_held_lease_is_refused_with_the_name_of_the_owner(store: TableStore) -> None:
     with take(store, "run-1"):
         with pytest.raises(RunError) as caught:
             take(store, "run-2")
@@ -85,7 +85,7 @@ def test_a_held_lease_is_refused_with_the_name_of_the_owner(store: Store) -> Non
     take(store, "run-3").release()
 
 
-def test_a_waiting_process_gets_a_released_lease(store: Store) -> None:
+def test_a_waiting_process_gets_a_released_lease(store: TableStore) -> None:
     first = take(store, "run-1")
     said: list[str] = []
     got: list[Lease] = []
@@ -104,7 +104,7 @@ def test_a_waiting_process_gets_a_released_lease(store: Store) -> None:
     assert store.names(FOLDER) == []
 
 
-def test_of_several_processes_at_the_same_moment_exactly_one_gets_it(local: Store) -> None:
+def test_of_several_processes_at_the_same_moment_exactly_one_gets_it(local: TableStore) -> None:
     rounds, processes = 25, 3
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(processes), context.Queue()
@@ -157,7 +157,7 @@ class Turns:
             self._changed.notify_all()
 
 
-class Stepped(Store):
+class Stepped(TableStore):
     """A store of which every access is a step of its own among those of others."""
 
     turns: Turns
@@ -209,7 +209,7 @@ def test_in_every_interleaving_exactly_one_claimant_gets_the_lease(
     assert store.names(FOLDER) == []
 
 
-def test_of_several_that_wait_one_after_another_gets_it(store: Store) -> None:
+def test_of_several_that_wait_one_after_another_gets_it(store: TableStore) -> None:
     inside = 0
     most = 0
     done: list[int] = []
@@ -236,15 +236,15 @@ def test_of_several_that_wait_one_after_another_gets_it(store: Store) -> None:
 HOLDS = """
 import sys, time
 from dovetail.backfill.lease import Lease
-from dovetail.backfill.store import Store
-lease = Lease.acquire(Store(sys.argv[1]), "u", "run-killed", wait=False, say=print)
+from dovetail.backfill.store import TableStore
+lease = Lease.acquire(TableStore(sys.argv[1]), "u", "run-killed", wait=False, say=print)
 print("has it", flush=True)
 time.sleep(600)
 """
 
 
 @pytest.fixture
-def other(local: Store) -> Iterator[subprocess.Popen[bytes]]:
+def other(local: TableStore) -> Iterator[subprocess.Popen[bytes]]:
     child = subprocess.Popen([sys.executable, "-c", HOLDS, local.uri], stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"has it\n"
@@ -254,7 +254,9 @@ def other(local: Store) -> Iterator[subprocess.Popen[bytes]]:
     child.stdout.close()
 
 
-def test_a_killed_owner_on_this_machine_is_taken_over_at_once(local: Store, other: subprocess.Popen[bytes]) -> None:
+def test_a_killed_owner_on_this_machine_is_taken_over_at_once(
+    local: TableStore, other: subprocess.Popen[bytes]
+) -> None:
     with pytest.raises(RunError, match=f"run-killed on .*, pid {other.pid}"):
         take(local, "run-2")
     other.send_signal(signal.SIGKILL)
@@ -271,7 +273,7 @@ def test_a_killed_owner_on_this_machine_is_taken_over_at_once(local: Store, othe
     assert local.names(FOLDER) == []
 
 
-def test_a_waiting_process_gets_the_lease_of_a_killed_owner(local: Store, other: subprocess.Popen[bytes]) -> None:
+def test_a_waiting_process_gets_the_lease_of_a_killed_owner(local: TableStore, other: subprocess.Popen[bytes]) -> None:
     said: list[str] = []
     got: list[Lease] = []
     waiting = threading.Thread(target=lambda: got.append(take(local, "run-2", wait=True, say=said.append)))
@@ -286,7 +288,7 @@ def test_a_waiting_process_gets_the_lease_of_a_killed_owner(local: Store, other:
 
 
 def left(
-    store: Store, beat_ago: float, *, space: str = "another-boot pid:[1]", holds: bool = True, born: str = ""
+    store: TableStore, beat_ago: float, *, space: str = "another-boot pid:[1]", holds: bool = True, born: str = ""
 ) -> str:
     """What an owner on another machine wrote."""
     began = time.time() - 1000
@@ -302,7 +304,7 @@ def left(
 
 
 @contextmanager
-def beating(store: Store, path: str, ago: float) -> Iterator[None]:
+def beating(store: TableStore, path: str, ago: float) -> Iterator[None]:
     """An owner elsewhere that is alive: whoever looks finds a new heartbeat, of a clock that much behind ours."""
     names = store.names
 
@@ -317,7 +319,7 @@ def beating(store: Store, path: str, ago: float) -> Iterator[None]:
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_an_owner_elsewhere_is_dead_when_we_heard_nothing_of_it_for_too_long(
-    store: Store, monkeypatch: pytest.MonkeyPatch, wait: bool
+    store: TableStore, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
     left(store, 2 * module.LEASE_TIMEOUT_S)
     found = read_holder(store, "u")
@@ -335,14 +337,14 @@ def test_an_owner_elsewhere_is_dead_when_we_heard_nothing_of_it_for_too_long(
 
 
 @pytest.mark.parametrize("ago", [25.0, 4000.0, -4000.0])
-def test_a_remote_owner_with_a_heartbeat_is_alive_whatever_its_clock_shows(local: Store, ago: float) -> None:
+def test_a_remote_owner_with_a_heartbeat_is_alive_whatever_its_clock_shows(local: TableStore, ago: float) -> None:
     path = left(local, ago)
     with beating(local, path, ago), pytest.raises(RunError, match="is being filled by run-far on far, pid 7"):
         take(local, "run-2", say=lambda _: None)
     assert len(local.names(FOLDER)) == 4
 
 
-def test_a_remote_owner_with_a_heartbeat_is_not_taken_over(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_owner_with_a_heartbeat_is_not_taken_over(local: TableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
     monkeypatch.setattr(module, "MAX_POLL_S", 0.05)
     path = left(local, 4000.0)
@@ -363,7 +365,7 @@ def test_a_remote_owner_with_a_heartbeat_is_not_taken_over(local: Store, monkeyp
 
 
 def test_a_remote_owner_whose_clock_was_ahead_expires_like_others(
-    local: Store, monkeypatch: pytest.MonkeyPatch
+    local: TableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.3)
     left(local, -3600.0)
@@ -372,7 +374,7 @@ def test_a_remote_owner_whose_clock_was_ahead_expires_like_others(
 
 
 @pytest.mark.parametrize("space", ["another-boot pid:[1]", f"{this_process().space.split()[0]} pid:[1]"])
-def test_a_lease_of_a_remote_owner_with_a_new_heartbeat_is_refused_at_once(local: Store, space: str) -> None:
+def test_a_lease_of_a_remote_owner_with_a_new_heartbeat_is_refused_at_once(local: TableStore, space: str) -> None:
     """On another machine, or in another container of this one: its pid means nothing here."""
     left(local, 1, space=space)
     with pytest.raises(RunError, match="run-far on far, pid 7"):
@@ -381,7 +383,7 @@ def test_a_lease_of_a_remote_owner_with_a_new_heartbeat_is_refused_at_once(local
 
 
 def test_an_owner_on_this_machine_is_alive_as_long_as_its_process_is(
-    local: Store, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    local: TableStore, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock was set, or it was stopped: its heartbeat says nothing."""
     (beat,) = [f"{FOLDER}/{name.partition('.')[0]}.beat" for name in local.names(FOLDER) if name.endswith(".holds")]
@@ -396,7 +398,7 @@ def test_an_owner_on_this_machine_is_alive_as_long_as_its_process_is(
 
 
 def test_a_process_whose_start_time_changed_is_judged_by_its_heartbeat(
-    local: Store, monkeypatch: pytest.MonkeyPatch
+    local: TableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of all does when the clock is set; or another process got its number."""
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.3)
@@ -407,7 +409,7 @@ def test_a_process_whose_start_time_changed_is_judged_by_its_heartbeat(
 
 
 def test_a_lease_that_could_not_be_released_does_not_block_this_process(
-    local: Store, monkeypatch: pytest.MonkeyPatch
+    local: TableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = take(local, "run-1")
 
@@ -423,7 +425,7 @@ def test_a_lease_that_could_not_be_released_does_not_block_this_process(
     assert "taking over column 'u' from run-1" in said[0]
 
 
-def test_a_claim_of_a_dead_process_does_not_block_others(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_of_a_dead_process_does_not_block_others(local: TableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.2)
     left(local, 2 * module.LEASE_TIMEOUT_S, holds=False)
     assert read_holder(local, "u") is None
@@ -431,7 +433,7 @@ def test_a_claim_of_a_dead_process_does_not_block_others(local: Store, monkeypat
     assert local.names(FOLDER) == []
 
 
-def test_a_record_that_cannot_be_read_goes_by_its_heartbeat(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_read_goes_by_its_heartbeat(local: TableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be one of a version to come."""
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
     local.put(f"{FOLDER}/00000000000000000001-x.asks", b"{")
@@ -449,7 +451,7 @@ def test_a_record_that_cannot_be_read_goes_by_its_heartbeat(local: Store, monkey
     assert local.names(FOLDER) == []
 
 
-def test_an_owner_beats_and_notices_that_it_was_taken_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_beats_and_notices_that_it_was_taken_over(store: TableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
     monkeypatch.setattr(module, "_is_process_alive", lambda *_: None)  # as seen from another machine
     with take(store, "run-1") as lease:
@@ -477,7 +479,9 @@ def test_an_owner_beats_and_notices_that_it_was_taken_over(store: Store, monkeyp
     assert store.names(FOLDER) == []
 
 
-def test_the_thread_of_an_owner_notices_that_it_was_taken_over(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_of_an_owner_notices_that_it_was_taken_over(
+    local: TableStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
     with take(local, "run-1") as lease:
         local.delete(*(f"{FOLDER}/{name}" for name in local.names(FOLDER)))
@@ -485,7 +489,7 @@ def test_the_thread_of_an_owner_notices_that_it_was_taken_over(local: Store, mon
     assert local.names(FOLDER) == []
 
 
-def test_a_lease_that_was_given_back_is_ours_no_more(local: Store) -> None:
+def test_a_lease_that_was_given_back_is_ours_no_more(local: TableStore) -> None:
     lease = take(local, "run-1")
     assert lease.check_still_held()
     lease.release()
@@ -493,7 +497,7 @@ def test_a_lease_that_was_given_back_is_ours_no_more(local: Store) -> None:
     assert local.names(FOLDER) == []
 
 
-def test_one_process_has_the_leases_of_several_columns(local: Store) -> None:
+def test_one_process_has_the_leases_of_several_columns(local: TableStore) -> None:
     leases = [Lease.acquire(local, column, "run-1", wait=False, say=unheard) for column in ("a", "b", "c")]
     assert all(lease.check_still_held() for lease in leases)
     with pytest.raises(RunError, match="column 'b' is being filled by run-1"):
@@ -506,7 +510,7 @@ def test_one_process_has_the_leases_of_several_columns(local: Store) -> None:
 
 
 def test_an_owner_whose_store_is_unreachable_loses_the_lease_after_the_timeout(
-    local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with take(local, "run-1") as lease:
         folder = tmp_path / "t.lance" / "_dovetail"
@@ -524,7 +528,7 @@ def test_an_owner_whose_store_is_unreachable_loses_the_lease_after_the_timeout(
 
 
 def test_an_owner_that_slept_and_was_not_taken_over_keeps_the_lease(
-    local: Store, monkeypatch: pytest.MonkeyPatch
+    local: TableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with take(local, "run-1") as lease:
         monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.0)  # its last heartbeat is older than that
@@ -534,7 +538,7 @@ def test_an_owner_that_slept_and_was_not_taken_over_keeps_the_lease(
 
 
 def test_temporary_files_of_killed_processes_are_removed_with_the_next_lease(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
+    store = TableStore(str(tmp_path))
     folder = tmp_path / "_dovetail" / column_folder("n") / "lease"
     folder.mkdir(parents=True)
     old, new = folder / ".tmp-old", folder / ".tmp-new"

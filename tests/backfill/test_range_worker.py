@@ -12,7 +12,7 @@ import fill_functions as fns
 from backfill_aids import by_id, made, twice
 from dovetail.backfill.checkpoints import BrokenMark, PartMissingError
 from dovetail.backfill.range_worker import WorkerAlreadyBrokenError, WorkerBrokenError
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import TableStore
 from staged_backfill import NEVER_S, PATIENCE_S, Staged
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_of_two_files_of_one_fragment_one_is_committed(staged: Staged) -> None:
         done = worker([task])[0]
         assert done.file
         filling._on_rows(done, dealer, committer)
-        Store(staged.found.uri).delete_folder(f"{filling.target.folder}/parts")
+        TableStore(staged.found.uri).delete_folder(f"{filling.target.folder}/parts")
     assert [one.fragments for one in committer.finish()] == [(0,)]
     assert filling.result.fragments == 1
     assert by_id(staged.found.uri, "n") == twice(range(200))

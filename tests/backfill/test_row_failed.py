@@ -16,7 +16,7 @@ import fill_functions as fns
 from backfill_aids import HALF, made, rows_from
 from backfill_scenes import failing
 from dovetail.backfill.failed_rows import RowFailed, make_row_failed, read_error_files, to_json_line
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import TableStore
 from dovetail.backfill.task import FailedRow
 from dovetail.errors import Call, RunError
 
@@ -168,7 +168,7 @@ def test_the_error_can_be_pickled() -> None:
 
 
 def test_error_records_are_read_and_truncated_lines_ignored(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
+    store = TableStore(str(tmp_path))
     rows = [FailedRow(3, at, "ValueError", "line\none  ü \udc80", "trace") for at in (5, 9)]
     store.put("e/3-a.5.10.jsonl", "".join(map(to_json_line, rows)).encode() + b'{"fragment": 3, "off')
     store.put("e/3-a.9.10.jsonl", to_json_line(FailedRow(3, 9, "KeyError", "again")).encode())

@@ -195,11 +195,11 @@ def answers(monkeypatch: pytest.MonkeyPatch, *, needs_token: bool) -> list[str]:
     """Replace the probe by a cluster with or without tokens; returns the auth modes of the probes."""
     asked: list[str] = []
 
-    def probe(_address: str, auth_mode: str = gcs_probe.WITHOUT_TOKEN) -> gcs_probe.ProbeResult:
+    def probe(_address: str, auth_mode: str = gcs_probe.WITHOUT_TOKEN) -> gcs_probe.HeadProbe:
         asked.append(auth_mode)
         if needs_token and auth_mode != "token":
-            return gcs_probe.ProbeResult(ProbeStatus.NEEDS_TOKEN, error=TOKEN_ERROR)
-        return gcs_probe.ProbeResult(ProbeStatus.OPEN, frozenset({"ab"}))
+            return gcs_probe.HeadProbe(ProbeStatus.NEEDS_TOKEN, error=TOKEN_ERROR)
+        return gcs_probe.HeadProbe(ProbeStatus.OPEN, frozenset({"ab"}))
 
     monkeypatch.setattr(gcs_probe, "probe", probe)
     return asked

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dovetail.engines.ray.placement_groups import Reservation
+    from dovetail.engines.ray.placement_groups import GroupReservation
     from ray_aids import FakeCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_attachment]
@@ -37,11 +37,11 @@ def _attached(ray_cluster: FakeCluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def held(ray_cluster: FakeCluster) -> Iterator[Reservation]:
-    from dovetail.engines.ray.placement_groups import Reservation
+def held(ray_cluster: FakeCluster) -> Iterator[GroupReservation]:
+    from dovetail.engines.ray.placement_groups import GroupReservation
 
     before = ray_cluster.available()
-    holdings = Reservation("test", {name: node.node_id for name, node in ray_cluster.nodes.items()}, spare_s=0.0)
+    holdings = GroupReservation("test", {name: node.node_id for name, node in ray_cluster.nodes.items()}, spare_s=0.0)
     yield holdings
     holdings.close()
     holdings.close()
@@ -57,13 +57,13 @@ def gpu(node: str, *cards: int, milli: int = 1000) -> Seat:
     return Seat(node, 0, cards=tuple(CardShare(card, milli, 0) for card in cards))
 
 
-def get(held: Reservation, *seats: Seat) -> None:
+def get(held: GroupReservation, *seats: Seat) -> None:
     """Reserve exactly these amounts and wait for them."""
     held.set_wanted(sum_seats(seats), time.monotonic())
     until_held(held, *seats)
 
 
-def until_held(held: Reservation, *seats: Seat) -> None:
+def until_held(held: GroupReservation, *seats: Seat) -> None:
     until(lambda: (held.poll(), held.covers(sum_seats(seats)))[1], "Ray gives what is wanted")
 
 
@@ -74,7 +74,7 @@ def free(cluster: FakeCluster, node: str, what: str = "CPU") -> float:
 # --- minimum
 
 
-def test_all_resources_are_reserved_at_once_with_known_cards(ray_cluster: FakeCluster, held: Reservation) -> None:
+def test_all_resources_are_reserved_at_once_with_known_cards(ray_cluster: FakeCluster, held: GroupReservation) -> None:
     from dovetail.engines.ray.placement_groups import GroupState
 
     need = (Seat("b", 1500, 1 << 30, (CardShare(1, 250),)), cpu("d", 0.25), cpu("b", 0.001))
@@ -92,11 +92,13 @@ def test_all_resources_are_reserved_at_once_with_known_cards(ray_cluster: FakeCl
     assert held.held["b", -1, "cpu_milli"] == 1500
 
 
-def test_busy_and_impossible_requests_are_distinguished_at_once(ray_cluster: FakeCluster, held: Reservation) -> None:
-    from dovetail.engines.ray.placement_groups import GroupState, Reservation
+def test_busy_and_impossible_requests_are_distinguished_at_once(
+    ray_cluster: FakeCluster, held: GroupReservation
+) -> None:
+    from dovetail.engines.ray.placement_groups import GroupReservation, GroupState
 
     assert held.try_acquire((cpu("a", 3), gpu("c", 0, 1))) is GroupState.GRANTED
-    other = Reservation("other", held.ids)
+    other = GroupReservation("other", held.ids)
     began = time.monotonic()
     assert other.try_acquire((cpu("d", 1), cpu("a", 2))) is GroupState.NOT_NOW
     assert other.try_acquire((cpu("d", 1), gpu("c", 0))) is GroupState.NOT_NOW
@@ -109,12 +111,12 @@ def test_busy_and_impossible_requests_are_distinguished_at_once(ray_cluster: Fak
     other.close()
 
 
-def test_a_waiting_reservation_gets_released_resources(held: Reservation) -> None:
+def test_a_waiting_reservation_gets_released_resources(held: GroupReservation) -> None:
     import threading
 
-    from dovetail.engines.ray.placement_groups import GroupState, Reservation
+    from dovetail.engines.ray.placement_groups import GroupReservation, GroupState
 
-    first = Reservation("first", held.ids)
+    first = GroupReservation("first", held.ids)
     assert first.try_acquire((cpu("a", 3),)) is GroupState.GRANTED
     threading.Timer(0.3, first.close).start()
     assert held.try_acquire((cpu("a", 3),), 30.0) is GroupState.GRANTED
@@ -123,7 +125,9 @@ def test_a_waiting_reservation_gets_released_resources(held: Reservation) -> Non
 # --- growth and surplus
 
 
-def test_a_reservation_grows_and_shrinks_and_keeps_its_first_group(ray_cluster: FakeCluster, held: Reservation) -> None:
+def test_a_reservation_grows_and_shrinks_and_keeps_its_first_group(
+    ray_cluster: FakeCluster, held: GroupReservation
+) -> None:
     held.try_acquire((cpu("a", 1),))
     get(held, cpu("a", 3), cpu("d", 1))
     until(lambda: (free(ray_cluster, "a"), free(ray_cluster, "d")) == (1.0, 3.0), "grown")
@@ -138,10 +142,12 @@ def test_a_reservation_grows_and_shrinks_and_keeps_its_first_group(ray_cluster: 
     assert held.held == {("a", -1, "cpu_milli"): 1000}
 
 
-def test_surplus_resources_are_kept_for_a_while_unless_released(ray_cluster: FakeCluster, held: Reservation) -> None:
-    from dovetail.engines.ray.placement_groups import Reservation
+def test_surplus_resources_are_kept_for_a_while_unless_released(
+    ray_cluster: FakeCluster, held: GroupReservation
+) -> None:
+    from dovetail.engines.ray.placement_groups import GroupReservation
 
-    slow = Reservation("slow", held.ids, spare_s=1000.0)
+    slow = GroupReservation("slow", held.ids, spare_s=1000.0)
     try:
         get(slow, cpu("a", 2), gpu("b", 0), gpu("b", 1))
         slow.set_wanted({}, time.monotonic())
@@ -162,7 +168,7 @@ def test_surplus_resources_are_kept_for_a_while_unless_released(ray_cluster: Fak
 
 
 def test_a_card_in_use_keeps_its_name_and_idle_cards_are_used_first(
-    ray_cluster: FakeCluster, held: Reservation
+    ray_cluster: FakeCluster, held: GroupReservation
 ) -> None:
     held.try_acquire((gpu("b", 0),))
     get(held, gpu("b", 0, milli=500), gpu("b", 1, milli=250))
@@ -180,7 +186,7 @@ def test_a_card_in_use_keeps_its_name_and_idle_cards_are_used_first(
 
 
 def test_no_reserved_card_belongs_to_a_foreign_holder(
-    ray_cluster: FakeCluster, held: Reservation, tmp_path: Path
+    ray_cluster: FakeCluster, held: GroupReservation, tmp_path: Path
 ) -> None:
     with foreign_actor(ray_cluster, tmp_path, node="b", num_gpus=1) as theirs:
         get(held, gpu("b", 0))
@@ -191,7 +197,7 @@ def test_no_reserved_card_belongs_to_a_foreign_holder(
         held.close()
 
 
-def test_a_request_that_is_no_longer_wanted_is_withdrawn(ray_cluster: FakeCluster, held: Reservation) -> None:
+def test_a_request_that_is_no_longer_wanted_is_withdrawn(ray_cluster: FakeCluster, held: GroupReservation) -> None:
     held.set_wanted(sum_seats([cpu("a", 40), gpu("b", 0, 1), gpu("b", 2)]), time.monotonic())
     held.set_wanted(sum_seats([cpu("a", 1)]), time.monotonic())
     until_held(held, cpu("a", 1))
@@ -205,11 +211,11 @@ def test_a_request_that_is_no_longer_wanted_is_withdrawn(ray_cluster: FakeCluste
 
 def test_no_group_is_requested_on_a_node_that_does_not_answer(ray_cluster: FakeCluster) -> None:
     """Ray would wait for it, and block the groups of all jobs meanwhile."""
-    from dovetail.engines.ray.placement_groups import GroupState, Reservation
+    from dovetail.engines.ray.placement_groups import GroupReservation, GroupState
 
     ids = {name: node.node_id for name, node in ray_cluster.nodes.items()}
     silent = {ids["d"]}
-    with closing(Reservation("test", ids, spare_s=0.0, find_silent=lambda ids, _: silent & set(ids))) as held:
+    with closing(GroupReservation("test", ids, spare_s=0.0, find_silent=lambda ids, _: silent & set(ids))) as held:
         assert held.try_acquire((cpu("a", 1), cpu("d", 1))) is GroupState.UNDECIDED
         assert held.silent == {"d"}
         assert not ours(ray_cluster)
@@ -244,7 +250,7 @@ def test_a_stopped_raylet_does_not_answer_and_others_do(ray_cluster: FakeCluster
 # --- release
 
 
-def test_a_lost_node_is_dropped_and_the_rest_is_kept(ray_cluster: FakeCluster, held: Reservation) -> None:
+def test_a_lost_node_is_dropped_and_the_rest_is_kept(ray_cluster: FakeCluster, held: GroupReservation) -> None:
     with add_node(ray_cluster, num_cpus=4, num_gpus=1) as node:
         held.on_node_joined(node.name, node.node_id)
         held.try_acquire((cpu(node.name, 1), cpu("a", 1)))
@@ -263,12 +269,12 @@ def test_a_lost_node_is_dropped_and_the_rest_is_kept(ray_cluster: FakeCluster, h
 
 HOLDS = """
 import os, time, ray
-from dovetail.engines.ray.placement_groups import Reservation
+from dovetail.engines.ray.placement_groups import GroupReservation
 from dovetail.resources.amounts import sum_seats
 from dovetail.resources.seat import CardShare, Seat
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
 ids = {row["Labels"]["fake"]: row["NodeID"] for row in ray.nodes() if row["Alive"]}
-held = Reservation("killed", ids)
+held = GroupReservation("killed", ids)
 held.try_acquire((Seat("a", 2000), Seat("c", 1000, cards=(CardShare(0, 1000),))))
 wanted = sum_seats([Seat("a", 3000), Seat("c", 1000, cards=(CardShare(0, 1000), CardShare(1, 1000)))])
 held.set_wanted(wanted, 0.0)
@@ -295,7 +301,7 @@ def test_all_resources_are_free_soon_after_a_driver_ends_in_any_way(
 
 
 def test_a_granted_group_is_released_if_its_cards_cannot_be_read(
-    ray_cluster: FakeCluster, held: Reservation, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: FakeCluster, held: GroupReservation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dovetail.engines.ray import placement_groups
     from dovetail.engines.ray.placement_groups import GroupState, no_answer_error
@@ -314,7 +320,7 @@ def test_a_granted_group_is_released_if_its_cards_cannot_be_read(
 
 
 def test_an_undecided_request_is_distinguished_from_a_refused_one(
-    ray_cluster: FakeCluster, held: Reservation, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: FakeCluster, held: GroupReservation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dovetail.engines.ray import placement_groups
     from dovetail.engines.ray.placement_groups import GroupState

@@ -13,7 +13,7 @@ from dovetail.cli.jobs_tune import report
 from dovetail.errors import InfeasibleError, RunError
 from dovetail.jobs.job import Attempt, JobRecord, JobSpec, JobState, Outcome
 from dovetail.jobs.workers.tuning import (
-    Sample,
+    ArgumentSample,
     SlotMeasurement,
     TunedFunction,
     default_jobs,
@@ -28,7 +28,7 @@ from jobs.worker_app import APP
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.jobs.workers.tuning import Recommendation
+    from dovetail.jobs.workers.tuning import SlotRecommendation
 
 BASE = SlotMeasurement(1, 32, 0, 10.0, 3.2, 0.4, 0.3, 100_000_000, 1)
 
@@ -67,7 +67,7 @@ def test_attempts_that_follow_each_other_do_not_overlap() -> None:
     assert max_concurrency([record(0, 11).attempts[0], record(10, 20).attempts[0]]) == 2
 
 
-def chosen(*rates: float) -> Recommendation:
+def chosen(*rates: float) -> SlotRecommendation:
     return recommend(measured(*rates))
 
 
@@ -112,13 +112,13 @@ def test_every_sample_runs_and_every_slot_is_used_several_times() -> None:
 # --- with real workers
 
 
-def tuned(name: str, *samples: Sample, **options: Any) -> TunedFunction:
+def tuned(name: str, *samples: ArgumentSample, **options: Any) -> TunedFunction:
     app = application()
     return TunedFunction(app.functions[f"{APP}:{name}"], app, samples, options)
 
 
 def test_a_worker_with_more_slots_runs_more_jobs_at_once(tmp_path: Path) -> None:
-    sleeping = tuned("sleep", Sample(kwargs={"began": str(tmp_path / "began"), "seconds": 0.05}))
+    sleeping = tuned("sleep", ArgumentSample(kwargs={"began": str(tmp_path / "began"), "seconds": 0.05}))
     one, four = (measure(sleeping, slots, 8, {"resources": "4cpu, 4GB", "isolation": "thread"}) for slots in (1, 4))
     assert (one.concurrency, one.jobs, four.jobs, four.failed) == (1, 8, 8, 0)
     assert 1 < four.concurrency <= 4
@@ -128,14 +128,14 @@ def test_a_worker_with_more_slots_runs_more_jobs_at_once(tmp_path: Path) -> None
 
 
 def test_processes_have_their_cpu_time() -> None:
-    found = measure(tuned("burn_cpu", Sample((0.05,))), 2, 2, {"resources": "2cpu, 2GB"})
+    found = measure(tuned("burn_cpu", ArgumentSample((0.05,))), 2, 2, {"resources": "2cpu, 2GB"})
     assert found.cpu_s is not None
     assert found.cpu_s >= 0.05
 
 
 def test_a_job_that_fits_on_no_worker_is_an_error() -> None:
     with pytest.raises(InfeasibleError):
-        measure(tuned("noop", Sample(), resources={"cpus": 64}), 1, 1, {"resources": "2cpu, 2GB"})
+        measure(tuned("noop", ArgumentSample(), resources={"cpus": 64}), 1, 1, {"resources": "2cpu, 2GB"})
 
 
 def test_the_command_measures_and_chooses(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.machine.gpus import NvmlMeter
-from dovetail.observe.telemetry import MAX_CPU_SHARE, RequestedResources, Telemetry, WorkerProcesses
+from dovetail.observe.telemetry import MAX_CPU_SHARE, Telemetry, WorkerProcesses, WrittenRequest
 from machine.scripted_use import GIB, BusyCard, BusyNvml
 from machine.sessions import session
 from waiting import until
@@ -120,7 +120,7 @@ def test_gpu_memory_is_put_to_the_worker_whose_child_holds_it() -> None:
 def test_a_stage_that_uses_more_than_it_requested_gets_advice_once() -> None:
     with session("data = b'x' * (40 << 20); say()\nwhile True: burn(1)") as worker:
         worker.hear()
-        asked = RequestedResources(cpus=0.05, memory_bytes=10 * MB)
+        asked = WrittenRequest(cpus=0.05, memory_bytes=10 * MB)
 
         def clock() -> float:
             """So slow that the worker is busy also where many others are."""

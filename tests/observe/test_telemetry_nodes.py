@@ -10,7 +10,7 @@ from dovetail.engines.ray.metrics import ClusterMetrics, NodeMeter
 from dovetail.machine.host_usage import HostUsage
 from dovetail.observe.history import RunHistory
 from dovetail.observe.summary import summarize_run
-from dovetail.observe.telemetry import RequestedResources, Telemetry, UsageTotals, WorkerProcesses, WorkerSample
+from dovetail.observe.telemetry import Telemetry, UsageTotals, WorkerProcesses, WorkerSample, WrittenRequest
 from machine.sessions import session
 from observe.made import recorder, run_at
 
@@ -30,7 +30,7 @@ def data(at: float, *workers: tuple[int, float], machine: str = "m", unit: str =
 class Run:
     """A run on nodes, second by second."""
 
-    def __init__(self, asked: RequestedResources | None = None) -> None:
+    def __init__(self, asked: WrittenRequest | None = None) -> None:
         self.now = 0.0
         self.measured = ClusterMetrics(self.clock)
         self.telemetry = Telemetry(self.there, lambda _: asked, source=self.measured, clock=self.clock)
@@ -82,7 +82,7 @@ def test_all_machines_together_and_each_node_by_itself() -> None:
 
 def test_a_sample_that_was_seen_before_does_not_look_like_a_pause() -> None:
     """A node looks less often than the driver, or its answer is late: its workers are as busy as before."""
-    run = Run(RequestedResources(cpus=1.0))
+    run = Run(WrittenRequest(cpus=1.0))
     told = []
     for look in range(24):
         second = look / 2

@@ -127,7 +127,7 @@ class CallFutures:
         return wait().__await__()
 
 
-class Call:
+class ActorCall:
     """A call in progress."""
 
     __slots__ = (
@@ -179,7 +179,7 @@ class Call:
         with suppress(InvalidStateError):  # cancelled
             self.future.set_exception(error)
 
-    def start_timer(self, on_deadline: Callable[[Call], None]) -> None:
+    def start_timer(self, on_deadline: Callable[[ActorCall], None]) -> None:
         if self.deadline_at is not None and self.timer is None:
             self.timer = Timer(max(0.0, self.deadline_at - time.monotonic()), on_deadline, (self,))
             self.timer.daemon = True
@@ -204,7 +204,7 @@ class InstanceCalls:
     def __init__(self) -> None:
         self.lock = RLock()
         """Held while a call is sent, so that calls arrive in the order made."""
-        self.waiting: deque[Call] = deque()
+        self.waiting: deque[ActorCall] = deque()
         self.outstanding = 0
 
     def on_direct_end(self, _sent: Future[Any]) -> None:
@@ -339,13 +339,13 @@ class CallRouter:
         sent.add_done_callback(calls.on_direct_end)
         return sent
 
-    def submit(self, call: Call) -> CallFuture:
+    def submit(self, call: ActorCall) -> CallFuture:
         if not self._sends_deadlines:
             call.start_timer(self._on_deadline)
         self._route(call)
         return call.future
 
-    def _route(self, call: Call) -> None:
+    def _route(self, call: ActorCall) -> None:
         if call.choose is not None and not self.address(call.role, call.index).is_expected:
             call.index = call.choose()
         calls = self._calls.get((call.role, call.index))
@@ -355,7 +355,7 @@ class CallRouter:
             sent = self._dispatch(call, calls)
         self._follow(call, calls, sent)
 
-    def _dispatch(self, call: Call, calls: InstanceCalls) -> Future[Any] | BaseException | None:
+    def _dispatch(self, call: ActorCall, calls: InstanceCalls) -> Future[Any] | BaseException | None:
         """Send the call, or keep it until its instance is started; returns the engine's future, or an error. Hold the
         lock of the instance."""
         if call.future.done():  # cancelled, or too late
@@ -379,7 +379,7 @@ class CallRouter:
         calls.outstanding += 1
         return sent
 
-    def _follow(self, call: Call, calls: InstanceCalls, sent: Future[Any] | BaseException | None) -> None:
+    def _follow(self, call: ActorCall, calls: InstanceCalls, sent: Future[Any] | BaseException | None) -> None:
         """Handle the result of `_dispatch`, without a lock: callbacks may make calls."""
         if isinstance(sent, Future):
             sent.add_done_callback(partial(self._on_done, call, calls))
@@ -388,11 +388,11 @@ class CallRouter:
         elif sent is not None:
             call.fail(sent)
 
-    def _can_move(self, call: Call) -> bool:
+    def _can_move(self, call: ActorCall) -> bool:
         """Whether another instance may take a call that was not sent."""
         return call.choose is not None and self.address(call.role, call.choose()).is_expected
 
-    def _on_done(self, call: Call, calls: InstanceCalls, sent: Future[Any]) -> None:
+    def _on_done(self, call: ActorCall, calls: InstanceCalls, sent: Future[Any]) -> None:
         with calls.lock:
             calls.outstanding -= 1
         if sent.cancelled():
@@ -410,7 +410,7 @@ class CallRouter:
         else:
             call.fail(error)
 
-    def _send_again(self, call: Call) -> None:
+    def _send_again(self, call: ActorCall) -> None:
         """Send it to the next incarnation, or to another instance if any may take it."""
         call.lost_workers |= {call.worker}
         call.future.sent = None
@@ -419,11 +419,11 @@ class CallRouter:
             call.index = min(others, key=partial(self.outstanding, call.role), default=call.index)
         self._route(call)
 
-    def _may_answer(self, call: Call, index: int) -> bool:
+    def _may_answer(self, call: ActorCall, index: int) -> bool:
         address = self.address(call.role, index)
         return address.is_expected and address.worker is not None and address.worker not in call.lost_workers
 
-    def _on_lost(self, call: Call) -> None:
+    def _on_lost(self, call: ActorCall) -> None:
         """Handle a call whose instance died: it is unknown whether the method completed."""
         if call.retries > 0 and call.method in self.entry(call.role).methods.idempotent and not call.future.done():
             call.retries -= 1
@@ -431,7 +431,7 @@ class CallRouter:
             return
         call.fail(self._lost_error(call, "died during the call"))
 
-    def _on_deadline(self, call: Call) -> None:
+    def _on_deadline(self, call: ActorCall) -> None:
         call.timer = None
         sent = call.future.sent
         address = self.address(call.role, call.index)
@@ -444,7 +444,7 @@ class CallRouter:
         if sent is not None:
             sent.cancel()
 
-    def _lost_error(self, call: Call, reason: str) -> ActorLostError:
+    def _lost_error(self, call: ActorCall, reason: str) -> ActorLostError:
         name = instance_name(call.role, call.index)
         incarnation = self.address(call.role, call.index).incarnation
         message = f"{name}, incarnation {incarnation}, {reason}: {call.method}()"

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
-from dovetail.actors.call_router import Call, CallFutures, CallSettings
+from dovetail.actors.call_router import ActorCall, CallFutures, CallSettings
 from dovetail.errors import did_you_mean
 from dovetail.pipeline.durations import checked_duration
 
@@ -90,7 +90,7 @@ class RoleHandle:
     def __getitem__(self, index: int) -> InstanceHandle:
         count = len(self._router.entry(self.role).instances)
         if not -count <= index < count:
-            raise IndexError(f"role {self.role!r} has {count} instances, and no {index}")
+            raise IndexError(f"role {self.role!r} has {count} instances; there is no instance {index}")
         return InstanceHandle(self, index % count)
 
     def __iter__(self) -> Iterator[InstanceHandle]:
@@ -147,7 +147,7 @@ class RoleHandle:
             direct = self._router.call_directly(self.role, index, rank, method, args, named)
             if direct is not None:
                 return cast("CallFuture", direct)  # futures of workers have the same methods
-        return self._router.submit(Call(self.role, index, rank, method, args, named, self._settings, choose))
+        return self._router.submit(ActorCall(self.role, index, rank, method, args, named, self._settings, choose))
 
     @property
     def ranks(self) -> int:
@@ -236,7 +236,7 @@ class InstanceHandle(RankMethods):
 
     def rank(self, rank: int) -> RankMethods:
         if not 0 <= rank < self._handle.ranks:
-            raise IndexError(f"{self._handle.role!r} has {self._handle.ranks} ranks, and no {rank}")
+            raise IndexError(f"{self._handle.role!r} has {self._handle.ranks} ranks; there is no rank {rank}")
         return RankMethods(self._handle, self._index, rank)
 
     @property

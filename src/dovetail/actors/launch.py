@@ -46,7 +46,11 @@ if TYPE_CHECKING:
     from dovetail.actors.instance_directory import RoleMethods
     from dovetail.actors.role import Role
     from dovetail.errors import Problem
+    from dovetail.observe.run_folder import RunFolder
+    from dovetail.observe.run_header import RunDescription
     from dovetail.resources.cluster import Cluster
+    from dovetail.runtime.admission import Admission
+    from dovetail.runtime.run_lock import RunLock
     from dovetail.runtime.sites import RunEngine
     from dovetail.scheduling.plan import Plan
 
@@ -99,36 +103,51 @@ def launch_system(
             reserved=admission.reserved,
             rendezvous_seed=1 + int.from_bytes(os.urandom(4), "big"),
         )
-        monitor = HeartbeatMonitor(
-            controller, running, {role.name: HealthLimits.of(role.health_rules) for role in system.roles}
-        )
-        recorder = Recorder(
-            folder,
-            describe_run(site, admission.plan, options, ()),
-            lambda now: system_view(controller, monitor, now),
-            lambda: worker_views(controller, monitor.heartbeats),
-            plan=admission.plan.to_json(),
-        )
-        shapes = {template.unit: template.shape for bundle in system.bundles for template, _ in bundle.processes}
-        telemetry = DelayedTelemetry(running, shapes, admission.plan.cluster, recorder)
-        router = CallRouter(running.call_with, controller.directory, sends_deadlines=True)
-        watch = SystemWatch(controller)
-        socket = ControlSocket(folder.path, partial(_on_control_command, running))
-        active = ActiveSystem(
-            admission, folder, lock, running, controller, router, recorder, monitor, watch, telemetry, socket
-        )
-        # the monitor is closed first, so that the recorder's last view has the last figures
-        active.observers = [monitor, recorder, DirectoryPublisher(controller, running, router), watch]
+        about = describe_run(site, admission.plan, options, ())
+        active = _observed_system(system, admission, folder, lock, running, controller, about)
         undo.pop_all()
     live = LiveSystem(system.name, active, scaled_roles(system.roles, system.bundles))
     try:
-        socket.set_requests(requests(live))
-        socket.start()
+        active.control_socket.set_requests(requests(live))
+        active.control_socket.start()
     except BaseException:
         live.stop(drain=False)
         raise
     live.wait_until_ready()
     return live
+
+
+def _observed_system(
+    system: ActorSystem,
+    admission: Admission,
+    folder: RunFolder,
+    lock: RunLock,
+    running: RunEngine,
+    controller: ActorController,
+    about: RunDescription,
+) -> ActiveSystem:
+    """The parts of the launched system, with its observers, router and control socket."""
+    monitor = HeartbeatMonitor(
+        controller, running, {role.name: HealthLimits.of(role.health_rules) for role in system.roles}
+    )
+    recorder = Recorder(
+        folder,
+        about,
+        lambda now: system_view(controller, monitor, now),
+        lambda: worker_views(controller, monitor.heartbeats),
+        plan=admission.plan.to_json(),
+    )
+    shapes = {template.unit: template.shape for bundle in system.bundles for template, _ in bundle.processes}
+    telemetry = DelayedTelemetry(running, shapes, admission.plan.cluster, recorder)
+    router = CallRouter(running.call_with, controller.directory, sends_deadlines=True)
+    watch = SystemWatch(controller)
+    socket = ControlSocket(folder.path, partial(_on_control_command, running))
+    active = ActiveSystem(
+        admission, folder, lock, running, controller, router, recorder, monitor, watch, telemetry, socket
+    )
+    # the monitor is closed first, so that the recorder's last view has the last figures
+    active.observers = [monitor, recorder, DirectoryPublisher(controller, running, router), watch]
+    return active
 
 
 def _claim_plan(system: ActorSystem, cluster: Cluster | str) -> Plan:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.failed_rows import to_json_line
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import TableStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -197,7 +197,7 @@ class CheckpointStore:
 
     def __init__(self, job: FillJob) -> None:
         self._job = job
-        self._store = Store(job.uri, job.storage)
+        self._store = TableStore(job.uri, job.storage)
 
     def _folder(self, task: RangeTask) -> str:
         return f"{parts_folder(self._job.folder, self._job.parts)}/{task.checkpoint_key}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dovetail.backfill.lance_table import Fragment, LanceTable
-    from dovetail.backfill.store import Store
+    from dovetail.backfill.store import TableStore
     from dovetail.backfill.target import FillTarget
 
 MAX_VERSIONS = 2_000
@@ -52,7 +52,7 @@ class CompactionHistory:
     The result is recorded beside the table, because versions and their transactions are eventually cleaned up.
     """
 
-    def __init__(self, table: LanceTable, store: Store, target: FillTarget) -> None:
+    def __init__(self, table: LanceTable, store: TableStore, target: FillTarget) -> None:
         self._table, self._store, self._target = table, store, target
         self._fields = set(target.fields(table))
         ids = table.field_ids()
@@ -115,7 +115,7 @@ class CompactionHistory:
         return hashlib.sha256(json.dumps(files_with_fields(fragment, self._all)).encode()).hexdigest()[:HASH_DIGITS]
 
 
-def read_carried_fragments(store: Store, target: FillTarget) -> set[str]:
+def read_carried_fragments(store: TableStore, target: FillTarget) -> set[str]:
     try:
         keys = json.loads(store.get(_carried_path(target)) or b"[]")
     except ValueError:
@@ -123,7 +123,7 @@ def read_carried_fragments(store: Store, target: FillTarget) -> set[str]:
     return {one for one in keys if isinstance(one, str)} if isinstance(keys, list) else set()
 
 
-def write_carried_fragments(store: Store, target: FillTarget, done: set[str]) -> None:
+def write_carried_fragments(store: TableStore, target: FillTarget, done: set[str]) -> None:
     """`done`: complete fragments of the target."""
     before = read_carried_fragments(store, target)
     now = done if target.fragments is None else before | done

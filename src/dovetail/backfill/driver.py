@@ -32,7 +32,7 @@ from dovetail.backfill.failed_rows import TOO_MANY_FAILED_ROWS, make_row_failed
 from dovetail.backfill.lance_table import NewDataFile
 from dovetail.backfill.lease import hold_leases
 from dovetail.backfill.pending_work import add_missing_column_files, find_pending_work
-from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
+from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, BackfillRecord, write_job
 from dovetail.backfill.result import BackfillResult, format_rows
 from dovetail.backfill.row_progress import RowProgress
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from dovetail.backfill.lance_table import CommitResult, LanceTable
     from dovetail.backfill.lease import Lease
     from dovetail.backfill.pending_work import PendingWork
-    from dovetail.backfill.store import Store
+    from dovetail.backfill.store import TableStore
     from dovetail.backfill.target import FillTarget
     from dovetail.backfill.task import FailedRow, FillJob, RangeResult
     from dovetail.backfill.udf import Udf
-    from dovetail.errors import Surface
+    from dovetail.errors import Renderer
     from dovetail.runtime.run_handle import Run
 
 MAX_ROUNDS = 20
@@ -78,14 +78,14 @@ class BackfillDriver:
     """One call of `backfill`."""
 
     table: LanceTable
-    store: Store
+    store: TableStore
     udf: Udf
     target: FillTarget
     arguments: BackfillArguments
     run_id: str
     reads: tuple[str, ...] = ()
     """Columns to read, if they differ from those in the identity."""
-    surface: Surface = PYTHON
+    renderer: Renderer = PYTHON
     """Spelling of calls in the notes that are printed."""
     refresh_target: Callable[[], FillTarget] | None = None
     """Called when the lease is held, to reload the target."""
@@ -109,20 +109,20 @@ class BackfillDriver:
     _errors_by_fragment: Counter[int] = field(default_factory=Counter)
     """Failed rows by fragment."""
     _leases: list[Lease] = field(default_factory=list)
-    _job_record: JobRecord = field(init=False)
+    _record_of_run: BackfillRecord = field(init=False)
 
     def __post_init__(self) -> None:
         column = self.target.columns[0]
         self.result = BackfillResult(column, run=self.run_id, version=self.table.version)
-        self._job_record = JobRecord(self.run_id, column, RUNNING, time.time())
+        self._record_of_run = BackfillRecord(self.run_id, column, RUNNING, time.time())
         self._budget = ErrorBudget()
-        self.progress = RowProgress(self.result, self.arguments.progress, surface=self.surface)
+        self.progress = RowProgress(self.result, self.arguments.progress, renderer=self.renderer)
 
     # --- rounds
 
     def fill(self) -> BackfillResult:
         """Run the backfill. Finished fragments are committed even if it raises."""
-        job = self._job_record
+        job = self._record_of_run
         job.udf, job.version = self.udf.reference or self.udf.name, self.udf.version
         job.where, job.engine = self.target.where, self.arguments.engine
         with hold_leases(
@@ -162,7 +162,7 @@ class BackfillDriver:
         delete_orphaned_errors(store, target, {fragment.id for fragment in self.table.newest().fragments()})
 
     def _save_job_record(self) -> None:
-        job, result = self._job_record, self.result
+        job, result = self._record_of_run, self.result
         job.rows, job.errors = result.rows, result.errors
         job.fragments, job.workers = result.fragments, result.workers
         job.table_version = result.version if result.commits else 0

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from dovetail.backfill.pending_work import PendingWork
-    from dovetail.backfill.store import Store
+    from dovetail.backfill.store import TableStore
     from dovetail.backfill.target import FillTarget
 
 RETRY_INFIX = "-again-"
 """Separates the identity of failed rows from that of their retry."""
 
 
-def delete_pending_errors(store: Store, target: FillTarget, work: PendingWork) -> None:
+def delete_pending_errors(store: TableStore, target: FillTarget, work: PendingWork) -> None:
     """Delete error records of rows that are about to be computed; rows in parts are not computed again."""
     folder = errors_folder(target.folder, target.parts)
     tasks = {str(task.fragment): task for task in work.tasks}
@@ -33,13 +33,13 @@ def delete_pending_errors(store: Store, target: FillTarget, work: PendingWork) -
             store.delete(f"{folder}/{name}")
 
 
-def _has_checkpoint(store: Store, folder: str, rest: str) -> bool:
+def _has_checkpoint(store: TableStore, folder: str, rest: str) -> bool:
     pieces = rest.split(".")
     rows = [int(piece) for piece in pieces[:2] if piece.isdecimal()]
     return len(rows) == 2 and not uncovered_ranges(parse_file_names(store.names(folder)).parts, *rows)
 
 
-def delete_superseded_errors(store: Store, target: FillTarget, committed: Mapping[int, str]) -> None:
+def delete_superseded_errors(store: TableStore, target: FillTarget, committed: Mapping[int, str]) -> None:
     """Delete error records of earlier values of fragments that now have values of this target and input."""
     for identity in store.folders(f"{target.folder}/errors"):
         folder = errors_folder(target.folder, identity)
@@ -52,7 +52,7 @@ def delete_superseded_errors(store: Store, target: FillTarget, committed: Mappin
                 store.delete(f"{folder}/{name}")
 
 
-def replace_retried_errors(store: Store, target: FillTarget, committed: Collection[int]) -> None:
+def replace_retried_errors(store: TableStore, target: FillTarget, committed: Collection[int]) -> None:
     """Replace the error records of fragments that were computed again; records of rows that were not are kept."""
     done = {str(number) for number in committed}
     before, after = errors_folder(target.folder, target.identity), errors_folder(target.folder, target.parts)
@@ -77,7 +77,7 @@ def _without_retry_key(name: str) -> str:
     return f"{'-'.join(key.split('-')[:2])}.{rest}"
 
 
-def delete_orphaned_errors(store: Store, target: FillTarget, there: Collection[int]) -> None:
+def delete_orphaned_errors(store: TableStore, target: FillTarget, there: Collection[int]) -> None:
     """Delete error records of removed fragments and of finished retries."""
     for identity in store.folders(f"{target.folder}/errors"):
         folder = errors_folder(target.folder, identity)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.arguments import BackfillArguments
     from dovetail.backfill.pending_work import PendingWork
     from dovetail.backfill.records import ColumnRecord
-    from dovetail.backfill.store import Store
+    from dovetail.backfill.store import TableStore
     from dovetail.backfill.target import FillTarget
     from dovetail.backfill.task import FillJob
     from dovetail.backfill.udf import Udf
@@ -110,7 +110,7 @@ class BackfillPlan:
 
 
 def estimate_backfill(
-    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, arguments: BackfillArguments, *, sample: bool
+    table: LanceTable, store: TableStore, udf: Udf, record: ColumnRecord, arguments: BackfillArguments, *, sample: bool
 ) -> BackfillPlan:
     """Plan a backfill; InfeasibleError if it cannot run."""
     target = make_target(table, udf, record, arguments)
@@ -138,7 +138,7 @@ def _cluster(arguments: BackfillArguments) -> Cluster | str:
     return open_site(arguments.engine, share=arguments.share, env_from=arguments.env_from).cluster(arguments.cluster)
 
 
-def _find_work(table: LanceTable, store: Store, target: FillTarget) -> PendingWork:
+def _find_work(table: LanceTable, store: TableStore, target: FillTarget) -> PendingWork:
     """Pending work; all rows for a column that does not exist yet."""
     work = find_pending_work(table, store, target)
     if target.where is not None:

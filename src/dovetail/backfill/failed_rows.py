@@ -13,7 +13,7 @@ from dovetail.errors import Call, Problem, RunError, Text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dovetail.backfill.store import Store
+    from dovetail.backfill.store import TableStore
 
 MAX_MESSAGE_CHARS = 2_000
 MAX_TRACEBACK_CHARS = 4_000
@@ -108,7 +108,7 @@ def to_json_line(failed: FailedRow) -> str:
     return json.dumps(record, ensure_ascii=True) + "\n"
 
 
-def read_error_files(store: Store, folder: str, column: str) -> dict[str, list[RowError]]:
+def read_error_files(store: TableStore, folder: str, column: str) -> dict[str, list[RowError]]:
     """File name -> its failed rows. Each row of a fragment and input is listed once, from the last file; truncated
     lines are ignored."""
     found: dict[str, list[RowError]] = {}

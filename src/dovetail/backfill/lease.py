@@ -34,7 +34,7 @@ from dovetail.machine.processes import process_start_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dovetail.backfill.store import Store
+    from dovetail.backfill.store import TableStore
 
 COLUMN_TAKEN = "DT434"
 HEARTBEAT_S = 5.0
@@ -61,7 +61,7 @@ class LeaseHolder:
     """For a process elsewhere: by the time in its heartbeat."""
 
 
-def read_holder(store: Store, column: str) -> LeaseHolder | None:
+def read_holder(store: TableStore, column: str) -> LeaseHolder | None:
     """The current holder, or the last one if it died; None if there is none."""
     found = [claim.holder for claim in _read_claims(store, _lease_folder(column)) if claim.holds]
     return max(found, key=lambda one: (one.alive, one.began), default=None)
@@ -91,7 +91,7 @@ class _Heartbeat:
 class Lease:
     """Lease of a column, as a context manager. A thread writes a heartbeat every 5 s from the claim on."""
 
-    def __init__(self, store: Store, column: str, run: str) -> None:
+    def __init__(self, store: TableStore, column: str, run: str) -> None:
         self._store = store
         self._column = column
         self._folder = _lease_folder(column)
@@ -104,7 +104,7 @@ class Lease:
         self._thread = threading.Thread(target=self._run_heartbeat, name="dovetail-lease", daemon=True)
 
     @classmethod
-    def acquire(cls, store: Store, column: str, run: str, *, wait: bool, say: Callable[[str], None]) -> Lease:
+    def acquire(cls, store: TableStore, column: str, run: str, *, wait: bool, say: Callable[[str], None]) -> Lease:
         lease = cls(store, column, run)
         try:
             lease._announce()
@@ -206,11 +206,11 @@ class Lease:
         """Why the claimant is dead; "": it is alive, or not known yet. `looked`: a time before the claim was read."""
         if claim.there is not None:
             return "" if claim.there else "its process is dead"
-        heard = self._heartbeats.get(claim.id)
-        if heard is None or heard.beat != claim.beat:
-            self._heartbeats[claim.id] = _Heartbeat(claim.beat, time.monotonic(), changed=heard is not None)
+        latest = self._heartbeats.get(claim.id)
+        if latest is None or latest.beat != claim.beat:
+            self._heartbeats[claim.id] = _Heartbeat(claim.beat, time.monotonic(), changed=latest is not None)
             return ""
-        return f"no heartbeat for {LEASE_TIMEOUT_S:g} s" if looked - heard.since > LEASE_TIMEOUT_S else ""
+        return f"no heartbeat for {LEASE_TIMEOUT_S:g} s" if looked - latest.since > LEASE_TIMEOUT_S else ""
 
     def _may_be_dead(self, claim: _Claim) -> bool:
         """Whether it may be dead: its last heartbeat is old by its own clock and has not changed since the first
@@ -248,7 +248,7 @@ def _lease_folder(column: str) -> str:
     return f"{column_folder(column)}/lease"
 
 
-def _read_claims(store: Store, folder: str) -> list[_Claim]:
+def _read_claims(store: TableStore, folder: str) -> list[_Claim]:
     names = set(store.names(folder))
     found: list[_Claim] = []
     for name in names:
@@ -265,7 +265,7 @@ def _read_claims(store: Store, folder: str) -> list[_Claim]:
     return found
 
 
-def _delete_stale_file(store: Store, folder: str, name: str, names: set[str]) -> None:
+def _delete_stale_file(store: TableStore, folder: str, name: str, names: set[str]) -> None:
     """Delete a file left by a late heartbeat, if it is old: a listing may lack files that were just created."""
     id_ = name.partition(".")[0]
     began = id_.partition("-")[0]
@@ -330,7 +330,7 @@ def _taken_error(column: str, has: LeaseHolder) -> RunError:
 
 @contextmanager
 def hold_leases(
-    store: Store, columns: Iterable[str], run: str, *, wait: bool, say: Callable[[str], None]
+    store: TableStore, columns: Iterable[str], run: str, *, wait: bool, say: Callable[[str], None]
 ) -> Iterator[list[Lease]]:
     with ExitStack() as stack:
         yield [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from dovetail.backfill.lance_table import Fragment, LanceTable
-    from dovetail.backfill.store import Store
+    from dovetail.backfill.store import TableStore
     from dovetail.backfill.target import FillTarget
 
 EMPTY_BATCH_ROWS = 8_192
@@ -47,7 +47,7 @@ class PendingWork:
     """Fragments that are complete because a compaction copied complete ones (see `CompactionHistory`)."""
 
 
-def find_pending_work(table: LanceTable, store: Store, target: FillTarget) -> PendingWork:
+def find_pending_work(table: LanceTable, store: TableStore, target: FillTarget) -> PendingWork:
     work = PendingWork()
     fields = target.fields(table)
     folder = parts_folder(target.folder, target.parts)

@@ -15,13 +15,13 @@ from dovetail.text_format import format_count, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dovetail.backfill.store import Store
+    from dovetail.backfill.store import TableStore
     from dovetail.backfill.udf import Udf
 
 RUNNING, FINISHED, FAILED, DRAINED, LOST = "running", "finished", "failed", "drained", "lost"
 CANCELLED = "cancelled"
 MAX_PROVENANCES = 100
-RecordT = TypeVar("RecordT", "ColumnRecord", "JobRecord")
+RecordT = TypeVar("RecordT", "ColumnRecord", "BackfillRecord")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class ColumnRecord:
 
 
 @dataclass(slots=True)
-class JobRecord:
+class BackfillRecord:
     """Record of one backfill."""
 
     run: str
@@ -160,7 +160,7 @@ def make_column_record(
 # --- columns
 
 
-def read_column(store: Store, column: str) -> ColumnRecord | None:
+def read_column(store: TableStore, column: str) -> ColumnRecord | None:
     """The record of a column; None also if the columns it was filled with are now filled without it."""
     content = _parse_object(store.get(_record_path(column)))
     if "see" in content:
@@ -169,24 +169,24 @@ def read_column(store: Store, column: str) -> ColumnRecord | None:
     return record if record is not None and column in record.columns else None
 
 
-def write_column(store: Store, record: ColumnRecord) -> None:
+def write_column(store: TableStore, record: ColumnRecord) -> None:
     store.put(_record_path(record.columns[0]), _to_json(asdict(record)))
     for other in record.columns[1:]:
         store.put(_record_path(other), _to_json({"see": record.columns[0]}))
 
 
-def columns_filled_together(store: Store, record: ColumnRecord) -> list[str]:
+def columns_filled_together(store: TableStore, record: ColumnRecord) -> list[str]:
     """Columns of the record, without those that another function fills now."""
     known = {column: read_column(store, column) for column in record.columns}
     return [column for column, its in known.items() if its is not None and its.folder == record.folder]
 
 
-def has_stored_state(store: Store, column: str) -> bool:
+def has_stored_state(store: TableStore, column: str) -> bool:
     """Whether records of the column exist; the table may no longer have the column."""
     return store.get(_record_path(column)) is not None or column_folder(column) in store.folders("")
 
 
-def delete_column_state(store: Store, columns: Iterable[str]) -> None:
+def delete_column_state(store: TableStore, columns: Iterable[str]) -> None:
     for column in columns:
         store.delete(_record_path(column))
         store.delete_folder(column_folder(column))
@@ -199,25 +199,25 @@ def _record_path(column: str) -> str:
 # --- jobs
 
 
-def write_job(store: Store, job: JobRecord) -> None:
+def write_job(store: TableStore, job: BackfillRecord) -> None:
     job.written = time.time()
     store.put(f"{column_folder(job.column)}/jobs/{job.run}.json", _to_json(asdict(job)))
 
 
-def read_jobs(store: Store, column: str | None = None) -> list[JobRecord]:
+def read_jobs(store: TableStore, column: str | None = None) -> list[BackfillRecord]:
     """All jobs, oldest first. A running job whose process is dead has the status lost."""
     folders = [column_folder(column)] if column is not None else [it for it in store.folders("") if it.startswith("c-")]
     found = []
     for folder in folders:
         names = [name for name in store.names(f"{folder}/jobs") if name.endswith(".json")]
         for name in names:
-            job = _from_dict(JobRecord, _parse_object(store.get(f"{folder}/jobs/{name}")))
+            job = _from_dict(BackfillRecord, _parse_object(store.get(f"{folder}/jobs/{name}")))
             if job is not None:
                 found.append(_with_current_status(store, job))
     return sorted(found, key=lambda job: job.began)
 
 
-def _with_current_status(store: Store, job: JobRecord) -> JobRecord:
+def _with_current_status(store: TableStore, job: BackfillRecord) -> BackfillRecord:
     if job.status == RUNNING:
         owner = read_holder(store, job.column)
         if owner is None or owner.run != job.run or not owner.alive:

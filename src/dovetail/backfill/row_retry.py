@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from dovetail.backfill.arguments import BackfillArguments
     from dovetail.backfill.lance_table import Fragment, LanceTable
     from dovetail.backfill.records import ColumnRecord, Provenance
-    from dovetail.backfill.store import Store
+    from dovetail.backfill.store import TableStore
     from dovetail.backfill.udf import Udf
-    from dovetail.errors import Surface
+    from dovetail.errors import Renderer
 
 
-def read_current_errors(table: LanceTable, store: Store, record: ColumnRecord) -> list[RowError]:
+def read_current_errors(table: LanceTable, store: TableStore, record: ColumnRecord) -> list[RowError]:
     """Failed rows in table order, without those of fragments that were computed again since."""
     found = {row.row: row for rows in _errors_by_identity(table, store, record).values() for row in rows}
     return [found[row] for row in sorted(found)]
 
 
-def carry_over_errors(table: LanceTable, store: Store, record: ColumnRecord, target: FillTarget) -> None:
+def carry_over_errors(table: LanceTable, store: TableStore, record: ColumnRecord, target: FillTarget) -> None:
     """Copy error records to the new identity of their fragment: rows that failed earlier and do not match the condition
     remain NULL."""
     assert target.where is not None
@@ -60,7 +60,7 @@ def carry_over_errors(table: LanceTable, store: Store, record: ColumnRecord, tar
 
 
 def _errors_by_identity(
-    table: LanceTable, store: Store, record: ColumnRecord, *, begun: bool = True
+    table: LanceTable, store: TableStore, record: ColumnRecord, *, begun: bool = True
 ) -> dict[str, list[RowError]]:
     """Error records of the current values; with `begun` also of unfinished fragments and of changed input."""
     there = {fragment.id: fragment for fragment in table.fragments()}
@@ -110,12 +110,12 @@ class RowRetry:
     """One call of `retry_errors`."""
 
     table: LanceTable
-    store: Store
+    store: TableStore
     udf: Udf
     record: ColumnRecord
     arguments: BackfillArguments
     run_id: str
-    surface: Surface = PYTHON
+    renderer: Renderer = PYTHON
     """Spelling of calls in the notes that are printed."""
 
     def run(self) -> BackfillResult:
@@ -153,7 +153,7 @@ class RowRetry:
         driver = BackfillDriver(
             *(self.table, self.store, self.udf, target, self.arguments, self.run_id),
             reads=tuple(columns_to_read(self.udf, self.table.schema.names, self.record.columns)),
-            surface=self.surface,
+            renderer=self.renderer,
         )
         driver.refresh_target = lambda: self._current_target(identity, parts)
         driver.on_commit = lambda committed: replace_retried_errors(self.store, target, committed.fragments)

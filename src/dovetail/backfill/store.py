@@ -40,7 +40,7 @@ def column_folder(column: str) -> str:
     return f"{short}={hashlib.sha256(column.encode()).hexdigest()[:32]}"  # a quoted name contains no =
 
 
-class Store:
+class TableStore:
     """Files by name, written atomically. Pickling keeps only the address."""
 
     def __init__(self, uri: str, storage: Mapping[str, str] | None = None) -> None:
@@ -53,7 +53,7 @@ class Store:
             _LocalFiles(root) if self.is_local else _RemoteFiles(root, self.storage)
         )
 
-    def __reduce__(self) -> tuple[type[Store], tuple[str, dict[str, str]]]:
+    def __reduce__(self) -> tuple[type[TableStore], tuple[str, dict[str, str]]]:
         return type(self), (self.uri, self.storage)
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 import dovetail as dt
+from dovetail.cli.options import http_options
 from dovetail.cli.queue_option import opened_queue, queue_url_option
 from dovetail.cli.worker import WorkerSignals
 from dovetail.jobs.placement_problem import live_workers
@@ -38,20 +39,12 @@ Exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 usage or configuration,
 """
 )
 @queue_url_option()
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    help="Port; the next free one if it is taken; 0: any.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address; others need a token.")
-@click.option("--token", envvar="DOVETAIL_TOKEN", default="", help="Token: clients send `Authorization: Bearer TOKEN`.")
+@http_options(DEFAULT_PORT)
 def metrics(url: str | None, port: int, host: str, token: str) -> None:
     """Serve metrics, queues and workers over HTTP, also while there are no workers.
 
     The pages are those of a worker; /workers/status has the sums over all workers. /work/QUEUE,QUEUE has the number of
-    jobs that are ready or run, by which autoscalers start workers. /metrics also has the seconds of work that wait.
+    jobs that are ready or run, for autoscalers. /metrics also has the seconds of work that wait.
     """
     from dovetail.jobs.work_signal import WorkReader
     from dovetail.jobs.workers.status_server import StatusServer, address_problems
@@ -79,7 +72,7 @@ def metrics(url: str | None, port: int, host: str, token: str) -> None:
     sys.exit(0)
 
 
-class Ending(Protocol):
+class EndEvent(Protocol):
     """A `threading.Event`, as far as it is used."""
 
     def wait(self, timeout: float) -> bool: ...
@@ -104,7 +97,7 @@ class QueueSource:
         }
         self._read_at, self._is_available = time.monotonic(), True
 
-    def read_until(self, ended: Ending) -> None:
+    def read_until(self, ended: EndEvent) -> None:
         """Read the workers from time to time. The store may hang; readiness then ages (`worker_status.py`)."""
         while not ended.wait(READ_INTERVAL_S):
             try:

@@ -30,7 +30,7 @@ UNFINISHED = tuple(state.value for state in JobState if not state.is_finished)
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class JobSelection:
     """Conditions that jobs must meet; an empty one is met by all."""
 
     queue: str | None = None
@@ -101,7 +101,7 @@ def jobs_of(
 
 
 def selected_jobs(
-    store: Store, jobs: list[str], selection: Selection, otherwise: Iterable[str], verb: str, *, yes: bool
+    store: Store, jobs: list[str], selection: JobSelection, otherwise: Iterable[str], verb: str, *, yes: bool
 ) -> dict[str, JobState]:
     """Ids and states of the jobs that a command changes: the given ones, or those of a selection once the user has
     confirmed."""

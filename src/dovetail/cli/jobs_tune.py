@@ -13,7 +13,7 @@ import click
 import dovetail as dt
 from dovetail.cli.jobs_submit import find_function
 from dovetail.cli.options import FILE_PATH, SuggestingChoice, json_option
-from dovetail.cli.worker import ISOLATIONS, WorkerSurface
+from dovetail.cli.worker import ISOLATIONS, WorkerRenderer
 from dovetail.documents.parser import parse_document, read_document
 from dovetail.errors import did_you_mean, nearest_word, short_repr
 from dovetail.jobs.job_function import Application
@@ -21,7 +21,7 @@ from dovetail.resources.sizes import format_size
 from dovetail.text_format import align_table, format_count, format_duration, format_rate, wrap_labelled
 
 if TYPE_CHECKING:
-    from dovetail.jobs.workers.tuning import Recommendation, Sample, SlotMeasurement
+    from dovetail.jobs.workers.tuning import ArgumentSample, SlotMeasurement, SlotRecommendation
 
 BAD_ARGUMENT = "DT642"
 FILE_KEYS = ("function", "samples", "resources", "isolation", "timeout")
@@ -49,8 +49,8 @@ without it, the function is called without arguments.
 
 \b
 Every setting runs the samples in a worker of its own, with a store in memory.
-Nothing is submitted to a queue, but the jobs do what they do: write files,
-send requests. Failed jobs are not retried.
+Nothing is submitted to a queue, but side effects of the jobs (files,
+requests) do happen. Failed jobs are not retried.
 
 \b
 Exit codes: 0 measured, 1 all jobs of a setting failed, 2 usage or
@@ -69,7 +69,7 @@ configuration, 3 a job does not fit.
 @click.option(
     "--isolation",
     type=SuggestingChoice(ISOLATIONS),
-    help="Where jobs run that neither say nor need one.  [default: as dovetail worker]",
+    help="Isolation of jobs that neither set nor need one.  [default: as dovetail worker]",
 )
 @click.option(
     "--resources", metavar="SPEC", help="What jobs may use: '8cpu, 32GB'.  [default: this machine, shared by a claim]"
@@ -84,7 +84,7 @@ def tune(
     resources: str | None,
     as_json: bool,
 ) -> None:
-    """Measure a job function at several numbers of slots of a worker, and say which to use.
+    """Measure a job function at several numbers of slots of a worker, and recommend one.
 
     The choice is the smallest number whose rate is within 5 % of the best one.
     """
@@ -104,7 +104,7 @@ def tune(
         try:
             measured.append(measure(tuned, number, count, worker_options))
         except dt.ConfigError as error:
-            raise WorkerSurface().error(error) from None
+            raise WorkerRenderer().error(error) from None
     chosen = recommend(measured)
     if as_json:
         click.echo(json.dumps(_json(reference, measured, chosen), indent=2))
@@ -113,7 +113,7 @@ def tune(
         click.echo(line)
 
 
-def report(measured: list[SlotMeasurement], chosen: Recommendation) -> list[str]:
+def report(measured: list[SlotMeasurement], chosen: SlotRecommendation) -> list[str]:
     """The table, the choice and the notes, at most 80 columns wide."""
     rows = [("slots", "jobs", "failed", "took", "rate", "p95", "CPU/job", "memory")]
     for one in measured:
@@ -129,7 +129,7 @@ def _seconds(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
 
 
-def _json(reference: str, measured: list[SlotMeasurement], chosen: Recommendation) -> dict[str, Any]:
+def _json(reference: str, measured: list[SlotMeasurement], chosen: SlotRecommendation) -> dict[str, Any]:
     return {
         "function": reference,
         "settings": [asdict(one) for one in measured],
@@ -150,12 +150,12 @@ def _settings(text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def _samples_of(file: str, args_file: str | None) -> tuple[str, list[Sample], dict[str, Any]]:
+def _samples_of(file: str, args_file: str | None) -> tuple[str, list[ArgumentSample], dict[str, Any]]:
     """Reference of the function, samples, and options of its jobs."""
-    from dovetail.jobs.workers.tuning import Sample
+    from dovetail.jobs.workers.tuning import ArgumentSample
 
     if ":" in file and not Path(file).exists():
-        return file, [Sample()] if args_file is None else _read_samples(args_file), {}
+        return file, [ArgumentSample()] if args_file is None else _read_samples(args_file), {}
     if args_file is not None:
         message = "--args-file is for MODULE:FUNCTION; a file has its samples itself"
         raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=("leave out --args-file",)))
@@ -186,14 +186,14 @@ def _file_problems(data: object, file: str) -> list[dt.Problem]:
     return problems
 
 
-def _read_samples(file: str) -> list[Sample]:
+def _read_samples(file: str) -> list[ArgumentSample]:
     """One sample per line, as JSON or YAML."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, reason, fixes=("--args-file FILE",), place=file)) from None
-    found: list[Sample] = []
+    found: list[ArgumentSample] = []
     problems: list[dt.Problem] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -220,7 +220,7 @@ def _is_sample(data: object) -> bool:
     return isinstance(data, list) or (isinstance(data, Mapping) and all(isinstance(name, str) for name in data))
 
 
-def _sample(data: Any) -> Sample:
-    from dovetail.jobs.workers.tuning import Sample
+def _sample(data: Any) -> ArgumentSample:
+    from dovetail.jobs.workers.tuning import ArgumentSample
 
-    return Sample((), dict(data)) if isinstance(data, Mapping) else Sample(tuple(data))
+    return ArgumentSample((), dict(data)) if isinstance(data, Mapping) else ArgumentSample(tuple(data))

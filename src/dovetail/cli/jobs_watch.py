@@ -33,7 +33,7 @@ FINISHED_STATES = [state for state in JobState if state.is_finished]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class QueueSnapshot:
     """What a queue has at one time."""
 
     queues: Sequence[QueueStats]
@@ -42,7 +42,7 @@ class Snapshot:
     now_ms: int
 
     @classmethod
-    def of(cls, store: Store) -> Snapshot:
+    def of(cls, store: Store) -> QueueSnapshot:
         running = store.find(JobFilter(frozenset({JobState.LEASED})), limit=RUNNING_SHOWN).jobs
         return cls(store.stats(), store.workers(), running, store.now_ms())
 
@@ -91,7 +91,7 @@ def _watch_lines(store: Store, *, until_idle: bool, as_json: bool) -> None:
     has_answered = is_away = False
     while True:
         try:
-            now = Snapshot.of(store)
+            now = QueueSnapshot.of(store)
         except StoreUnavailableError as error:
             if not has_answered:
                 raise
@@ -126,17 +126,17 @@ def _watch_live(store: Store, *, until_idle: bool) -> None:
 
     colours = may_colour(sys.stdout)
 
-    def drawn(snapshot: Snapshot, note: str = "") -> Text:
+    def drawn(snapshot: QueueSnapshot, note: str = "") -> Text:
         lines = snapshot.lines(terminal_width(), paint if colours else _plain)
-        return Text.from_ansi("\n".join([*lines, "", note or "Ctrl-C ends this, not the jobs"]), no_wrap=True)
+        return Text.from_ansi("\n".join([*lines, "", note or "Ctrl-C ends the display, not the jobs"]), no_wrap=True)
 
     console = Console(file=raw_terminal(sys.stdout), no_color=not colours, highlight=False)
-    snapshot = Snapshot.of(store)
+    snapshot = QueueSnapshot.of(store)
     with Live(drawn(snapshot), console=console, auto_refresh=False, transient=True) as live:
         while not (until_idle and snapshot.is_idle):
             time.sleep(INTERVAL_S)
             try:
-                snapshot = Snapshot.of(store)
+                snapshot = QueueSnapshot.of(store)
                 live.update(drawn(snapshot), refresh=True)
             except StoreUnavailableError as error:
                 live.update(drawn(snapshot, _no_answer(error)), refresh=True)

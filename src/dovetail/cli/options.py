@@ -220,6 +220,44 @@ def run_dir_option() -> Decorator:
     )
 
 
+def http_options(port: int, pages: str = "", *, is_fixed: bool = False) -> Decorator:
+    """--port, --host and --token of a command that serves HTTP. `pages`: what it serves beside its work. `is_fixed`: a
+    port that is taken is an error; otherwise the next free one is used."""
+    where, what = (f"of {pages}", f"Token of {pages}") if pages else ("to listen on", "Token")
+    options = (
+        click.option(
+            "--port",
+            metavar="PORT",
+            type=click.IntRange(0, 65535),
+            default=port,
+            show_default=True,
+            help=f"Port {where}; {'' if is_fixed else 'the next free one if it is taken; '}0: any free port.",
+        ),
+        click.option(
+            "--host",
+            metavar="HOST",
+            default="127.0.0.1",
+            show_default=True,
+            help=f"Address {where}; one that other machines reach needs a token.",
+        ),
+        click.option(
+            "--token",
+            metavar="TOKEN",
+            envvar="DOVETAIL_TOKEN",
+            default="",
+            help=f"{what}: clients send `Authorization: Bearer TOKEN`.  "
+            "[env var: DOVETAIL_TOKEN, which other users cannot see]",
+        ),
+    )
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def complete_values(values: Sequence[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Completion of an option that takes these values, among others."""
 

@@ -19,14 +19,14 @@ from dovetail.pipeline.source_sink import LEAF_SINKS, SINK, SINK_FUNCTION, SOURC
 from dovetail.pipeline.stage_fields import DEFAULTS, STAGE
 from dovetail.recipes import schema as recipe_schema
 from dovetail.recipes.file_keys import OPERATOR, OPERATOR_DEFAULTS, RECIPE_FILE
-from dovetail.resources import cluster_spec
-from dovetail.resources.cluster_spec import CLUSTER_FILE, NODE_ENTRY
+from dovetail.resources import cluster_file
+from dovetail.resources.cluster_file import CLUSTER_FILE, NODE_ENTRY
 from dovetail.resources.resources import RESOURCES
 
 SCHEMAS = {
     "pipeline": pipeline_file.schema,
     "recipe": recipe_schema.schema,
-    "cluster": cluster_spec.schema,
+    "cluster": cluster_file.schema,
     "actors": actors_file.schema,
     "deploy": deploy_file.schema,
     "jobs": simulation_fields.schema,

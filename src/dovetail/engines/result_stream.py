@@ -53,7 +53,7 @@ RunRest = Callable[["CallContext", int, "Keys", list[Any]], list[StoredPiece]]
 """Runs the stages behind the stage at this position and stores their results."""
 
 
-class StageCounts:
+class StreamedCounts:
     """Items and seconds per stage that the list of results does not show."""
 
     __slots__ = ("items_in", "items_out", "seconds")
@@ -63,8 +63,8 @@ class StageCounts:
         self.items_out = [0] * stages
         self.seconds = [0.0] * stages
 
-    def copy(self) -> StageCounts:
-        found = StageCounts(0)
+    def copy(self) -> StreamedCounts:
+        found = StreamedCounts(0)
         found.items_in, found.items_out, found.seconds = self.items_in[:], self.items_out[:], self.seconds[:]
         return found
 
@@ -78,7 +78,7 @@ class ResultStream:
         """`run_rest`: for several stages."""
         self._store = store
         self._run_rest = run_rest
-        self.counts = StageCounts(stages)
+        self.counts = StreamedCounts(stages)
         self.position = 0
         """Of the stage whose call is running."""
         self.is_used = False
@@ -122,7 +122,7 @@ class _PieceCollector:
         self._number = 0
         """Results that have left this collector; the stages behind may have dropped them."""
         self._stored: list[StoredPiece] = []
-        self._counts_before: StageCounts | None = None
+        self._counts_before: StreamedCounts | None = None
 
     def next_step(self) -> int:
         """Number of results to take next."""

@@ -16,7 +16,7 @@ from dovetail.engines.call_retry import retry_call
 from dovetail.engines.epoch_starts import join_starts
 from dovetail.engines.exception_summary import FailureCollector, drop_traceback, is_worker_broken
 from dovetail.engines.item_keys import NO_KEYS, derive_keys, join_keys, slice_keys
-from dovetail.engines.result_stream import ResultStream, StageCounts, StoredPiece, stored_positions
+from dovetail.engines.result_stream import ResultStream, StoredPiece, StreamedCounts, stored_positions
 from dovetail.engines.stage_calls import run_step, run_step_async
 from dovetail.engines.worker_context import CURRENT_CALL, CallContext
 
@@ -97,7 +97,7 @@ def run_message(
     except BaseException as error:  # user code; it is examined when it raises again
         drop_traceback(error)
     if active.call.results is not None:
-        active.call.results.counts = StageCounts(len(steps))
+        active.call.results.counts = StreamedCounts(len(steps))
     return _run_depth_first(steps, keys, fresh() if fresh is not None else items, sizes, active, starts)
 
 

@@ -21,7 +21,7 @@ MB, GB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedResources:
+class WrittenRequest:
     """The request of a worker as written by the user; of a gang, that of each rank."""
 
     cpus: float
@@ -47,31 +47,31 @@ class Adviser:
     """Gives each piece of advice once."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], float] = {}
+        self._reported_use: dict[tuple[str, str], float] = {}
 
-    def new_advice(self, use: UnitUse, asked: RequestedResources) -> list[Advice]:
+    def new_advice(self, use: UnitUse, asked: WrittenRequest) -> list[Advice]:
         """Advice for this unit that is new or whose value has doubled."""
         fresh = [
             it
             for it in find_overuse(use, asked)
-            if it.used >= REPEAT_GROWTH_FACTOR * self._said.get((it.unit, it.about), 0.0)
+            if it.used >= REPEAT_GROWTH_FACTOR * self._reported_use.get((it.unit, it.about), 0.0)
         ]
-        self._said |= {(it.unit, it.about): it.used for it in fresh}
+        self._reported_use |= {(it.unit, it.about): it.used for it in fresh}
         return fresh
 
 
-def overuse_texts(use: UnitUse, asked: RequestedResources) -> list[str]:
+def overuse_texts(use: UnitUse, asked: WrittenRequest) -> list[str]:
     """Resources of which the workers of a unit use more than requested, and the request to write instead; one sentence
     each."""
     return [it.text for it in find_overuse(use, asked)]
 
 
-def find_overuse(use: UnitUse, asked: RequestedResources) -> list[Advice]:
+def find_overuse(use: UnitUse, asked: WrittenRequest) -> list[Advice]:
     each = "worker" if asked.ranks == 1 else "rank"
     return [*_cpu_overuse(use, asked, each), *_memory_overuse(use, asked, each)]
 
 
-def _cpu_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Advice]:
+def _cpu_overuse(use: UnitUse, asked: WrittenRequest, each: str) -> list[Advice]:
     if use.cpus_recent is None or use.cpus_least is None:
         return []
     if use.cpus_least / asked.ranks <= CPU_TOLERANCE_FACTOR * asked.cpus + CPU_TOLERANCE:
@@ -85,7 +85,7 @@ def _cpu_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Adv
     return [Advice(use.unit, "cpus", used, f"{text}: Resources(cpus={cpus:g})", text, cpus)]
 
 
-def _memory_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Advice]:
+def _memory_overuse(use: UnitUse, asked: WrittenRequest, each: str) -> list[Advice]:
     peak = use.peak_bytes / asked.ranks
     if asked.memory_bytes is None or peak <= asked.memory_bytes:
         return []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dovetail.machine.host_usage import HostUsage, sum_hosts
 from dovetail.machine.meter import MAX_CPU_SHARE, Meter, WorkerSample
-from dovetail.observe.resource_advice import Advice, Adviser, RequestedResources, overuse_texts
+from dovetail.observe.resource_advice import Advice, Adviser, WrittenRequest, overuse_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -234,7 +234,7 @@ __all__ = [
     "UsageSnapshot",
     "SampleSource",
     "WorkerProcesses",
-    "RequestedResources",
+    "WrittenRequest",
     "WorkerUse",
     "UnitUse",
     "overuse_texts",
@@ -301,7 +301,7 @@ class Telemetry:
     def __init__(
         self,
         workers: Callable[[], Mapping[int, WorkerProcesses]],
-        asked: Callable[[int], RequestedResources | None] = lambda _: None,
+        asked: Callable[[int], WrittenRequest | None] = lambda _: None,
         every_s: float = 1.0,
         gpu: GpuMeter | None = None,
         *,
@@ -314,7 +314,7 @@ class Telemetry:
         self._workers, self._requested, self._clock = workers, asked, clock
         self._source, self._meter = source, Meter(gpu, clock)
         self._totals, self._adviser = UsageTotals(), Adviser()
-        self._requested_by_unit: dict[str, RequestedResources] = {}
+        self._requested_by_unit: dict[str, WrittenRequest] = {}
         self._snapshot = UsageSnapshot()
         self._advice: deque[Advice] = deque(maxlen=MAX_ADVICE_KEPT)
         self._sample_lock = threading.Lock()

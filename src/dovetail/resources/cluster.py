@@ -146,17 +146,19 @@ class Cluster:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
         """The inverse of `to_dict`; also accepts the data of a cluster file."""
-        from dovetail.resources import cluster_spec  # late: most clusters are not described by a file
+        from dovetail.resources.cluster_file import (
+            parse_cluster_data,  # late: most clusters are not described by a file
+        )
 
-        return _from_groups(cluster_spec.parse_cluster_data(data))
+        return _from_groups(parse_cluster_data(data))
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """A YAML or JSON file; mistakes are reported with line and column."""
         try:
-            from dovetail.resources import cluster_spec
+            from dovetail.resources.cluster_file import read_cluster_file
 
-            return _from_groups(cluster_spec.read_cluster_file(path))
+            return _from_groups(read_cluster_file(path))
         except ClusterError as error:
             raise ClusterError(
                 problem if problem.place else problem.at(str(path)) for problem in error.problems

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from dovetail.claims.store import ClaimStore, Grant
     from dovetail.control.events import Event
-    from dovetail.engines.ray.placement_groups import Reservation
+    from dovetail.engines.ray.placement_groups import GroupReservation
     from dovetail.resources.cluster import Cluster
     from dovetail.resources.seat import Seats
     from dovetail.scheduling.plan import Plan
@@ -50,7 +50,7 @@ class Admission:
     plan: Plan
     granted: tuple[ClaimStore, Grant] | None = None
     """None: the run is inside a worker of another run or inside a job, whose resources it uses."""
-    reservation: Reservation | None = None
+    reservation: GroupReservation | None = None
     """Reserved resources of a Ray cluster."""
     outside_job: Seats = ()
     """Parts of the visible cards that the job of this process does not have."""

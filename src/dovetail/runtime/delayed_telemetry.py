@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from dovetail.engines.ray.metrics import ClusterMetrics
     from dovetail.observe.recorder import Recorder
-    from dovetail.observe.telemetry import RequestedResources, Telemetry, UnitUse, WorkerProcesses
+    from dovetail.observe.telemetry import Telemetry, UnitUse, WorkerProcesses, WrittenRequest
     from dovetail.resources.cluster import Cluster
     from dovetail.resources.shape import Shape
 
@@ -110,12 +110,10 @@ class DelayedTelemetry:
 
         return here if measured is None else elsewhere
 
-    def _requested(self, worker: int) -> RequestedResources | None:
-        from dovetail.observe.telemetry import RequestedResources
+    def _requested(self, worker: int) -> WrittenRequest | None:
+        from dovetail.observe.telemetry import WrittenRequest
 
         shape = self._shapes.get(self._units.get(worker, ""))
         return (
-            None
-            if shape is None
-            else RequestedResources(shape.cpu_milli / 1000, shape.memory_bytes or None, shape.ranks)
+            None if shape is None else WrittenRequest(shape.cpu_milli / 1000, shape.memory_bytes or None, shape.ranks)
         )

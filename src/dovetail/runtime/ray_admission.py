@@ -21,7 +21,7 @@ from dovetail.claims.wait import wait_for_claim
 from dovetail.engines.ray.claim_storage import DriverLiveness, KvClaimRows
 from dovetail.engines.ray.cluster_usage import read_cluster_usage
 from dovetail.engines.ray.discovery import NoNodesError
-from dovetail.engines.ray.placement_groups import FIRST_PROBE_TIMEOUT_S, GroupState, Reservation, no_answer_error
+from dovetail.engines.ray.placement_groups import FIRST_PROBE_TIMEOUT_S, GroupReservation, GroupState, no_answer_error
 from dovetail.engines.ray.raylet_probe import find_silent_nodes
 from dovetail.errors import Change, DovetailError, InfeasibleError, Problem
 from dovetail.resources.amounts import (
@@ -61,7 +61,7 @@ def admit_on_ray(
     planned: Callable[[Cluster], Plan] | None,
     *,
     wait: bool,
-    looks: NodeDiscovery,
+    discovery: NodeDiscovery,
     share: float | None = None,
     timeout_s: float | None = None,
 ) -> Admission:
@@ -73,7 +73,9 @@ def admit_on_ray(
     """
     about = ClaimRequest(run, since=time.time())
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    return _RayAdmission(about, *plan_within_share(alone, planned, share), planned, wait, looks, share, end).acquire()
+    return _RayAdmission(
+        about, *plan_within_share(alone, planned, share), planned, wait, discovery, share, end
+    ).acquire()
 
 
 def plan_within_share(
@@ -231,9 +233,9 @@ class _RayAdmission:
 
     # --- Ray
 
-    def _reserve(self, plan: Plan, ids: Mapping[str, str]) -> Reservation | None:
+    def _reserve(self, plan: Plan, ids: Mapping[str, str]) -> GroupReservation | None:
         """Reserves the minimum of the plan; None if others hold it now, or if a node is leaving."""
-        reservation = Reservation(self.about.name, ids)
+        reservation = GroupReservation(self.about.name, ids)
         need = min_seats(plan)
         state = reservation.try_acquire(need, GRANT_TIMEOUT_S)
         if state is GroupState.GRANTED:

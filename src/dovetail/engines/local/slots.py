@@ -150,7 +150,7 @@ class SlotDispatcher:
             slots.call(frame)
 
 
-class Job:
+class SlotTask:
     """Work for a slot: a message, or a call from another process."""
 
     __slots__ = ("_function", "frame")
@@ -231,7 +231,7 @@ class ThreadSlots:
         self._free_breadcrumbs = breadcrumbs
         self._slots = len(breadcrumbs)
         self._lock = Lock()
-        self._queue: deque[Job | DirectCall] = deque()
+        self._queue: deque[SlotTask | DirectCall] = deque()
         self._running: set[RunningSlot] = set()
         self._threads = 0
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
@@ -244,7 +244,7 @@ class ThreadSlots:
         """Whether the main thread runs the calls of other processes (`run_queued`)."""
 
     def run(self, frame: Frame) -> None:
-        self._add(Job(self._run_message, frame))
+        self._add(SlotTask(self._run_message, frame))
 
     def _run_message(self, frame: Frame) -> None:
         breadcrumb = self._free_breadcrumbs.pop()
@@ -254,7 +254,7 @@ class ThreadSlots:
             self._free_breadcrumbs.append(breadcrumb)
 
     def call(self, frame: Frame) -> None:
-        job = Job(self._answer, frame)
+        job = SlotTask(self._answer, frame)
         if self.has_main_thread:
             with self._lock:
                 self._queue.append(job)
@@ -290,7 +290,7 @@ class ThreadSlots:
     def cancel(self, message: int) -> bool:
         with self._lock:
             for job in self._queue:
-                if isinstance(job, Job) and job.frame.head[:2] == ("run", message):
+                if isinstance(job, SlotTask) and job.frame.head[:2] == ("run", message):
                     self._queue.remove(job)
                     break
             else:
@@ -343,7 +343,7 @@ class ThreadSlots:
 
     # --- jobs
 
-    def _add(self, job: Job | DirectCall) -> None:
+    def _add(self, job: SlotTask | DirectCall) -> None:
         with self._lock:
             self._queue.append(job)
             self._wake_thread()
@@ -364,7 +364,7 @@ class ThreadSlots:
             self._is_signalled = False
             self.run_queued()
 
-    def _take(self) -> tuple[Job | DirectCall, RunningSlot] | None:
+    def _take(self) -> tuple[SlotTask | DirectCall, RunningSlot] | None:
         """The next job, if a slot is free, with its slot."""
         with self._lock:
             if not self.can_run:
@@ -378,7 +378,7 @@ class ThreadSlots:
                 self._wake_thread()  # for the next job
             return job, slot
 
-    def _run_job(self, job: Job | DirectCall, slot: RunningSlot) -> None:
+    def _run_job(self, job: SlotTask | DirectCall, slot: RunningSlot) -> None:
         try:
             if isinstance(job, DirectCall):
                 self._run_call(job, slot)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dovetail.engines.local.code_pickle import PickledWork
     from dovetail.engines.local.worker_spec import DriverContext
     from dovetail.engines.ray.agent_link import AgentListener
-    from dovetail.engines.ray.placement_groups import Reservation
+    from dovetail.engines.ray.placement_groups import GroupReservation
     from dovetail.engines.ray.remote_worker import RemoteWorker
     from dovetail.engines.ray.worker_logs import LogPiece, ReceivedOffsets
     from dovetail.resources.cluster import Node
@@ -203,7 +203,7 @@ class RayRunContext:
     """Folders into which workers write results, each with the content of its marker file."""
     stores: dict[str, int] = field(default_factory=dict)
     """Node -> size of Ray's object store in bytes, where known."""
-    reservation: Reservation | None = None
+    reservation: GroupReservation | None = None
     discover: Callable[[], Any] | None = None
     """Discovers the nodes of the cluster; called by the thread of `ClusterWatcher`."""
     environ: Mapping[str, str] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 
 from dovetail.engines.ray import ray_private
+from dovetail.engines.ray.ray_import import ray_error, ray_errors
 from dovetail.errors import EngineError, Problem
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 KV_NAMESPACE = b"dovetail"
 SCHEMA_VERSION = "2"
+UNUSABLE = "the claims of this cluster's runs cannot be used"
 LOCK_EXPIRY_S = 2.0
 """A lock that did not change for this long belongs to a dead or stopped process, and is broken. A transaction takes
 5 ms."""
@@ -49,7 +51,7 @@ class KvClaimRows:
 
     def read(self) -> list[Row]:
         """All rows, in the order of arrival of their owners."""
-        with _rpc_errors():
+        with ray_errors(UNUSABLE):
             client = _client()
             keys = client.internal_kv_keys(self._prefix, KV_NAMESPACE, RPC_TIMEOUT_S)
             found = client.internal_kv_multi_get(keys, KV_NAMESPACE, RPC_TIMEOUT_S) if keys else {}
@@ -122,7 +124,7 @@ class KvClaimRows:
             elif holder is not None and now >= since + self._lock_s and _get(self._lock) == holder:
                 _delete(self._lock)
             if now >= until:
-                raise _unusable_error(f"the lock is held by {(holder or b'no process').decode()}")
+                raise ray_error(UNUSABLE, f"the lock is held by {(holder or b'no process').decode()}")
             time.sleep(LOCK_RETRY_S * (0.5 + random.random()))  # noqa: S311 - no secret
 
 
@@ -148,7 +150,7 @@ class DriverLiveness:
 
 
 def _is_driver_alive(job: str) -> bool | None:
-    with _rpc_errors():
+    with ray_errors(UNUSABLE):
         client = _client()
         found = client.get_all_job_info(
             job_or_submission_id=job,
@@ -163,38 +165,23 @@ def _is_driver_alive(job: str) -> bool | None:
 def _client() -> Any:
     client = ray_private.kv_client()
     if client is None:
-        raise _unusable_error(f"Ray {ray.__version__} has no key-value store that Dovetail knows")
+        raise ray_error(UNUSABLE, f"Ray {ray.__version__} has no key-value store that Dovetail knows")
     return client
 
 
 def _put(key: bytes, value: bytes, *, overwrite: bool = True) -> bool:
     """Whether the value was written; without `overwrite`, false if the key exists."""
-    with _rpc_errors():
+    with ray_errors(UNUSABLE):
         added = _client().internal_kv_put(key, value, overwrite, KV_NAMESPACE, RPC_TIMEOUT_S)
     return overwrite or bool(added)
 
 
 def _get(key: bytes) -> bytes | None:
-    with _rpc_errors():
+    with ray_errors(UNUSABLE):
         found = _client().internal_kv_get(key, KV_NAMESPACE, RPC_TIMEOUT_S)
     return None if found is None else bytes(found)
 
 
 def _delete(key: bytes) -> None:
-    with _rpc_errors():
+    with ray_errors(UNUSABLE):
         _client().internal_kv_del(key, False, KV_NAMESPACE, RPC_TIMEOUT_S)
-
-
-@contextmanager
-def _rpc_errors() -> Iterator[None]:
-    try:
-        yield
-    except EngineError:
-        raise
-    except Exception as error:  # Ray has no common base class for these
-        raise _unusable_error(f"{type(error).__name__}: {error}") from error
-
-
-def _unusable_error(reason: str) -> EngineError:
-    fixes = ("check that the cluster is running: ray status", "then resume: dovetail run --resume last")
-    return EngineError(Problem("DT397", "the claims of this cluster's runs cannot be used", (reason,), fixes))

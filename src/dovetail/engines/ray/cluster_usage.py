@@ -65,7 +65,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PendingRequest:
     """A request for resources that is not granted yet."""
 
     who: str
@@ -81,7 +81,7 @@ class ClusterUsage:
 
     nodes: tuple[NodeUsage, ...]
     holders: tuple[Holder, ...]
-    waiting: tuple[Demand, ...]
+    waiting: tuple[PendingRequest, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -283,7 +283,7 @@ def _pending_demands(
     actors: Sequence[Mapping[str, Any]],
     jobs: Mapping[str, str],
     asked: Sequence[tuple[dict[str, float], int]],
-) -> Iterator[Demand]:
+) -> Iterator[PendingRequest]:
     """Pending placement groups and actors; the rest of Ray's list of requests are tasks."""
     for group in groups:
         if group["state"] == "PENDING":
@@ -292,7 +292,7 @@ def _pending_demands(
                 add_resources(total, bundle)
             why = PENDING_REASONS.get(group.get("stats", {}).get("scheduling_state", ""), "")
             who = f"placement group {group['name'] or group['placement_group_id'][:8]}"
-            yield Demand(
+            yield PendingRequest(
                 _with_job(who, _job_of(group, jobs)), total, len(group["bundles"]), why, _run_name(group["name"])
             )
     waiting = [actor for actor in actors if actor["state"] in WAITING_STATES and any(actor["resources"].values())]
@@ -300,11 +300,11 @@ def _pending_demands(
     for actor in waiting:
         counted[tuple(sorted(actor["resources"].items()))] += 1
         called = f"actor {actor['class']}" + (f" {actor['name']!r}" if actor["name"] else "")
-        yield Demand(_with_job(called, jobs.get(actor["job"], "")), dict(actor["resources"]))
+        yield PendingRequest(_with_job(called, jobs.get(actor["job"], "")), dict(actor["resources"]))
     for resources, count in asked:
         tasks = count - counted[tuple(sorted(resources.items()))]
         if tasks > 0:
-            yield Demand("a task" if tasks == 1 else f"{tasks} tasks", resources, tasks)
+            yield PendingRequest("a task" if tasks == 1 else f"{tasks} tasks", resources, tasks)
 
 
 def _with_job(who: str, job: str) -> str:
@@ -349,7 +349,7 @@ def _holder_text(holder: Holder) -> str:
     return f"{holder.node}: {who} {holds} {resources_text(holder.resources)}{cards}"
 
 
-def _demand_text(demand: Demand) -> str:
+def _demand_text(demand: PendingRequest) -> str:
     who = f"Dovetail run {demand.run}" if demand.run else demand.who
     many = who.endswith(" tasks")
     wants = f"want {resources_text(demand.resources)} each" if many else f"wants {resources_text(demand.resources)}"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dovetail.engines.call_future import CallFuture
     from dovetail.engines.ray.agent_link import AgentLink
     from dovetail.engines.ray.agent_pool import RayRunContext
-    from dovetail.engines.ray.placement_groups import Reservation
+    from dovetail.engines.ray.placement_groups import GroupReservation
     from dovetail.resources.amounts import Amounts
 
 PENDING_POLL_S = 0.02
@@ -262,7 +262,7 @@ class RayEngine:
             if granted or self.reservation is None or self._is_covered(self.reservation, worker):
                 self._start_if_up(worker)
 
-    def _is_covered(self, reservation: Reservation, worker: RemoteWorker) -> bool:
+    def _is_covered(self, reservation: GroupReservation, worker: RemoteWorker) -> bool:
         """Whether the amounts of all live workers and of this one are reserved."""
         return reservation.covers(add_amounts(self._started_amounts, sum_seats(worker.command.seats)))
 

@@ -42,11 +42,11 @@ class ProbeStatus(Enum):
     NEEDS_TOKEN = "the head of a cluster that requires a token"  # noqa: S105 - a description
     NO_ANSWER = "no head of a cluster answered in time"
     FAILED = "the head answered with another error"
-    UNKNOWN = "this Ray has no client that can ask"
+    UNKNOWN = "this version of Ray has no client for the query"
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeResult:
+class HeadProbe:
     """Status, and what came with it."""
 
     status: ProbeStatus
@@ -55,7 +55,7 @@ class ProbeResult:
     error: str = ""
 
 
-def probe(address: str, auth_mode: str = WITHOUT_TOKEN) -> ProbeResult:
+def probe(address: str, auth_mode: str = WITHOUT_TOKEN) -> HeadProbe:
     """Ask the head at HOST:PORT for its nodes, in a process of its own that is killed after the time limit."""
     command = [sys.executable, "-c", ray_private.PROBE_SCRIPT, address, str(PROBE_TIMEOUT_S), json.dumps(sys.path)]
     environment = os.environ | {AUTH_MODE: auth_mode}
@@ -67,10 +67,10 @@ def probe(address: str, auth_mode: str = WITHOUT_TOKEN) -> ProbeResult:
         threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
         try:
             if not lines.get(timeout=PROBE_START_TIMEOUT_S):
-                return ProbeResult(ProbeStatus.UNKNOWN)
+                return HeadProbe(ProbeStatus.UNKNOWN)
             return parse_probe_answer(lines.get(timeout=PROBE_TIMEOUT_S))
         except queue.Empty:
-            return ProbeResult(ProbeStatus.NO_ANSWER)
+            return HeadProbe(ProbeStatus.NO_ANSWER)
         finally:
             process.kill()
 
@@ -85,15 +85,15 @@ def _read_lines(pipe: IO[str], lines: queue.SimpleQueue[str]) -> None:
     lines.put("")
 
 
-def parse_probe_answer(line: str) -> ProbeResult:
+def parse_probe_answer(line: str) -> HeadProbe:
     """Result from the line of JSON that the probe printed; an empty line if it crashed. Pure."""
     if not line:
-        return ProbeResult(ProbeStatus.NO_ANSWER)
+        return HeadProbe(ProbeStatus.NO_ANSWER)
     answer: dict[str, Any] = json.loads(line)
     if "nodes" in answer:
-        return ProbeResult(ProbeStatus.OPEN, frozenset(answer["nodes"]))
+        return HeadProbe(ProbeStatus.OPEN, frozenset(answer["nodes"]))
     error = str(answer["error"])
-    return ProbeResult(ProbeStatus.NEEDS_TOKEN if is_authentication_error(error) else ProbeStatus.FAILED, error=error)
+    return HeadProbe(ProbeStatus.NEEDS_TOKEN if is_authentication_error(error) else ProbeStatus.FAILED, error=error)
 
 
 def is_authentication_error(text: str) -> bool:

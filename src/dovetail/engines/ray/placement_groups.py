@@ -13,7 +13,7 @@ import itertools
 import os
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -32,12 +32,13 @@ from dovetail.engines.ray.bundles import (
     to_bundle,
 )
 from dovetail.engines.ray.discovery import GROUP_NAME_PREFIX, NODE_ID_LABEL
+from dovetail.engines.ray.ray_import import ray_error, ray_errors
 from dovetail.engines.ray.raylet_probe import find_silent_nodes
-from dovetail.errors import EngineError, Problem
+from dovetail.errors import EngineError
 from dovetail.resources.amounts import HOST, Amounts, subtract_amounts, sum_seats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
 
     from dovetail.engines.ray.bundles import NodeAmounts
@@ -80,7 +81,7 @@ def request_group(
     nodes = tuple(sorted({*hosts, *cards}))
     if not all(node in ids for node in nodes):
         return None
-    with ray_errors():
+    with ray_errors(NO_ANSWER):
         handle = placement_group(
             [to_bundle(hosts.get(node, {}), cards.get(node, 0)) for node in nodes],
             name=f"{GROUP_NAME_PREFIX}{run}:{os.getpid()}.{next(_GROUP_NUMBERS)}",
@@ -90,12 +91,12 @@ def request_group(
 
 
 def group_state(group: ReservedGroup) -> str:
-    with ray_errors():
+    with ray_errors(NO_ANSWER):
         return str(placement_group_table(group.handle)["stats"]["scheduling_state"])
 
 
 def remove_group(group: ReservedGroup) -> None:
-    with ray_errors():
+    with ray_errors(NO_ANSWER):
         remove_placement_group(group.handle)
 
 
@@ -109,7 +110,7 @@ def remove_groups(groups: Iterable[ReservedGroup]) -> None:
 def request_card_ids(group: ReservedGroup, node: str, count: int) -> None:
     """Query which GPUs the group owns on a node, by a task inside the group: Ray has no other way."""
     inside = PlacementGroupSchedulingStrategy(group.handle, placement_group_bundle_index=group.bundles.index(node))
-    with ray_errors():
+    with ray_errors(NO_ANSWER):
         answer = _card_ids_task().options(num_gpus=count, scheduling_strategy=inside).remote()
         # a future also collects the error of a query whose group was removed
         group.card_id_futures[node] = answer.future()
@@ -129,22 +130,12 @@ def _card_ids() -> list[str]:
     return [str(card) for card in ray.get_gpu_ids()]
 
 
-@contextmanager
-def ray_errors() -> Iterator[None]:
-    try:
-        yield
-    except EngineError:
-        raise
-    except Exception as error:  # Ray has no common base class for these
-        raise no_answer_error(f"{type(error).__name__}: {error}") from error
-
-
 def no_answer_error(reason: str) -> EngineError:
-    fixes = ("check that the cluster is running: ray status", "then resume: dovetail run --resume last")
-    return EngineError(Problem("DT397", "Ray did not answer a request for resources", (reason,), fixes))
+    return ray_error(NO_ANSWER, reason)
 
 
-__all__ = ["Reservation", "GroupState"]
+__all__ = ["GroupReservation", "GroupState"]
+NO_ANSWER = "Ray did not answer a request for resources"
 SPARE_KEEP_S = 3.0
 """A surplus is released after this time: soon enough for other jobs, late enough to restart a worker."""
 POLL_S = 0.02
@@ -171,7 +162,7 @@ class ReservedCard:
     idle_since: float | None = None
 
 
-class Reservation:
+class GroupReservation:
     """Thread: one; `held` can be read by any."""
 
     def __init__(
@@ -280,7 +271,7 @@ class Reservation:
         due = [node for node in nodes if node in self.ids and now >= self._probed_at.get(node, 0.0) + PROBE_KEEP_S]
         if not due:
             return
-        with ray_errors():
+        with ray_errors(NO_ANSWER):
             silent = self._find_silent([self.ids[node] for node in due], timeout_s)
         self.silent = self.silent.difference(due) | {node for node in due if self.ids[node] in silent}
         self._probed_at |= dict.fromkeys(due, time.monotonic())

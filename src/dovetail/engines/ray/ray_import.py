@@ -1,4 +1,4 @@
-"""Import of Ray on demand, with its warnings suppressed and the program's signal handlers kept."""
+"""Import of Ray on demand, with its warnings suppressed and the program's signal handlers kept; errors of its calls."""
 
 from __future__ import annotations
 
@@ -39,6 +39,23 @@ def import_ray() -> Any:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "ray"
         message = "Ray is not installed" if missing else f"Ray is installed but cannot be imported: {error}"
         raise EngineError(Problem("DT391", message, fixes=(INSTALL_COMMAND, "run without it: engine local"))) from error
+
+
+def ray_error(message: str, reason: str) -> EngineError:
+    """The error of a cluster that does not answer as it should."""
+    fixes = ("check that the cluster is running: ray status", "then resume: dovetail run --resume last")
+    return EngineError(Problem("DT397", message, (reason,), fixes))
+
+
+@contextlib.contextmanager
+def ray_errors(message: str) -> Iterator[None]:
+    """Turn every exception of a call to Ray into an EngineError with this message."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:  # Ray has no common base class for these
+        raise ray_error(message, f"{type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

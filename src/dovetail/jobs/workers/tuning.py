@@ -41,7 +41,7 @@ CHECK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ArgumentSample:
     """Arguments of one job."""
 
     args: tuple[Any, ...] = ()
@@ -54,7 +54,7 @@ class TunedFunction:
 
     function: JobFunction
     application: Application
-    samples: Sequence[Sample]
+    samples: Sequence[ArgumentSample]
     options: Mapping[str, Any]
     """Options of `Queue.submit`."""
 
@@ -84,7 +84,7 @@ class SlotMeasurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation:
+class SlotRecommendation:
     slots: int
     reason: str
     notes: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ def max_concurrency(attempts: Sequence[Attempt]) -> int:
     return most
 
 
-def recommend(measured: Sequence[SlotMeasurement]) -> Recommendation:
+def recommend(measured: Sequence[SlotMeasurement]) -> SlotRecommendation:
     """The smallest number of slots whose rate is within `TOLERANCE` of the best one, among settings without failures
     if there are any."""
     sound = [one for one in measured if not one.failed]
@@ -219,7 +219,7 @@ def recommend(measured: Sequence[SlotMeasurement]) -> Recommendation:
     shortest = min(one.seconds for one in considered)
     if shortest < MIN_SECONDS:
         notes.append(f"the shortest setting took {shortest:.1f} s: for reliable figures, use more --jobs")
-    return Recommendation(chosen.slots, _reason(chosen, best, considered), tuple(notes))
+    return SlotRecommendation(chosen.slots, _reason(chosen, best, considered), tuple(notes))
 
 
 def _reason(chosen: SlotMeasurement, best: SlotMeasurement, considered: Sequence[SlotMeasurement]) -> str:

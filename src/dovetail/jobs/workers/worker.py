@@ -39,7 +39,7 @@ from dovetail.jobs.workers.running_attempt import StopReason
 from dovetail.jobs.workers.signal_wait import SignalWait
 from dovetail.jobs.workers.thread_runner import ThreadRunner
 from dovetail.jobs.workers.worker_capacity import FixedLimit, MachineClaim, WorkerCapacity, node_amounts
-from dovetail.jobs.workers.worker_loop import WorkerLoop, WorkerState
+from dovetail.jobs.workers.worker_loop import LoopState, WorkerLoop
 from dovetail.jobs.workers.worker_options import AUTO, chosen_cards, worker_node, worker_options
 from dovetail.machine.processes import parse_statm
 from dovetail.resources.cluster import Cluster
@@ -133,27 +133,16 @@ class Worker:
         self.logs = JobLogs(self._codec.files, log_dir)
         offered = replace(node, gpus=()) if cards == () else node
         self.capacity = WorkerCapacity(offered, self.options.slots, cards or ())
-        if is_given:
-            allowed = {
-                key: amount for key, amount in node_amounts(node).items() if cards is None or key[1] in (-1, *cards)
-            }
-            self._claim: FixedLimit | MachineClaim = FixedLimit(allowed)
-            self.capacity.set_limit(allowed)
-        else:
-            self._claim = MachineClaim(self.id, Cluster((node,)), cards)
+        self._claim: FixedLimit | MachineClaim = (
+            self._fixed_limit(node, cards) if is_given else MachineClaim(self.id, Cluster((node,)), cards)
+        )
         self._ledger = self.capacity.models = ModelLedger(self.capacity, lambda: self._store.wake(self.id))
         self._cache = LocalPort(self._ledger).cache
         self.models = JobModels(self._cache)
         """Models of this process, for programs that run a worker: a model that they `get` stays until they release it.
         Jobs use `dt.current_job().models`."""
         self._table = AttemptTable(self._release, lambda: self._store.wake(self.id))
-        processes = self._process_runner()
-        self._runners: dict[str, Runner] = {
-            "thread": ThreadRunner(self.id, self._codec, self._table, self._models_of),
-            "async": AsyncRunner(self.id, self._codec, self._table, self._models_of),
-            "process": processes,
-            "warm_process": processes,
-        }
+        self._runners = self._make_runners()
         self._renewal = LeaseRenewal(
             self._store, self.id, self.options.lease_ms, self._table, self._stop_attempt, self._on_tick
         )
@@ -250,7 +239,7 @@ class Worker:
         except BaseException as error:
             self.error = error
         finally:
-            self._loop.state = WorkerState.ENDED
+            self._loop.state = LoopState.ENDED
             for runner in self._runners.values():
                 runner.close()
             self._cache.close()
@@ -267,9 +256,8 @@ class Worker:
         name = signal.Signals(number).name
         if self._signals == 1:
             running = len(self._table.running)
-            self._say(
-                f"{name}: waiting up to {self.options.grace_s:g} s for running jobs ({running}); again: end them now"
-            )
+            waiting = f"waiting up to {self.options.grace_s:g} s for running jobs ({running})"
+            self._say(f"{name}: {waiting}; a second signal ends them now")
             self.request_stop()
         else:
             self._say(f"{name}: ending now")
@@ -277,6 +265,22 @@ class Worker:
             self._loop.request_end_now()
 
     # --- parts
+
+    def _fixed_limit(self, node: Node, cards: tuple[int, ...] | None) -> FixedLimit:
+        """The limit of a worker whose resources were given: these, on the chosen cards."""
+        allowed = {key: amount for key, amount in node_amounts(node).items() if cards is None or key[1] in (-1, *cards)}
+        self.capacity.set_limit(allowed)
+        return FixedLimit(allowed)
+
+    def _make_runners(self) -> dict[str, Runner]:
+        """Isolation -> its runner."""
+        processes = self._process_runner()
+        return {
+            "thread": ThreadRunner(self.id, self._codec, self._table, self._models_of),
+            "async": AsyncRunner(self.id, self._codec, self._table, self._models_of),
+            "process": processes,
+            "warm_process": processes,
+        }
 
     def _process_runner(self) -> ProcessRunner:
         setup = ProcessSetup(
@@ -321,7 +325,7 @@ class Worker:
         return JobModels(self._cache, lambda number: first if number is None else number)
 
     def _on_start_failed(self, reason: str) -> None:
-        self._say(f"a process for a job could not be started; its job is given back: {reason}")
+        self._say(f"a process for a job could not be started; its job is returned to the queue: {reason}")
         self._loop.pause_claims()
 
     def _stop_attempt(self, attempt: RunningAttempt, reason: StopReason, detail: str) -> None:
@@ -356,7 +360,7 @@ class Worker:
         options = self.options
         many = options.recycle_jobs is not None and self._table.ended_here >= options.recycle_jobs
         large = options.recycle_bytes is not None and own_memory_bytes() >= options.recycle_bytes
-        if (many or large) and self._loop.state is WorkerState.RUNNING:
+        if (many or large) and self._loop.state is LoopState.RUNNING:
             self.is_recycled = True
             self._loop.request_drain(None)
 

@@ -56,7 +56,7 @@ STORE_MARGIN_S = 3.0
 """Time at the end of the worker for the last completions, if the store does not respond."""
 
 
-class WorkerState(Enum):
+class LoopState(Enum):
     STARTING = "starting"
     """It waits for its share of the machine."""
     RUNNING = "running"
@@ -97,7 +97,7 @@ class WorkerLoop:
         self._runners = runners
         self._batches = batches
         self._say = say
-        self.state = WorkerState.STARTING
+        self.state = LoopState.STARTING
         self.is_store_available = True
         self.exchanged_at: float | None = None
         """Monotonic time of the last exchange, for readiness."""
@@ -122,12 +122,12 @@ class WorkerLoop:
     def request_drain(self, grace_s: float | None) -> None:
         """Stop claiming, and end running jobs after the grace (None: never)."""
         until = None if grace_s is None else time.monotonic() + grace_s
-        if self.state is not WorkerState.DRAINING or (
+        if self.state is not LoopState.DRAINING or (
             until is not None and (self._draining_until is None or until < self._draining_until)
         ):
             self._draining_until = until
-        if self.state is not WorkerState.ENDED:
-            self.state = WorkerState.DRAINING
+        if self.state is not LoopState.ENDED:
+            self.state = LoopState.DRAINING
         self._wake()
 
     def request_end_now(self) -> None:
@@ -153,20 +153,20 @@ class WorkerLoop:
 
     def _run(self) -> None:
         self._register()
-        if self.state is WorkerState.STARTING:
-            self.state = WorkerState.RUNNING
+        if self.state is LoopState.STARTING:
+            self.state = LoopState.RUNNING
         while not self._is_over():
             reply = self._step()
             if reply is not None and not self._is_over():
                 self._wait(reply)
-        self.state = WorkerState.ENDED
+        self.state = LoopState.ENDED
         with suppress(StoreUnavailableError):  # it is forgotten after some time
             self._store.remove_worker(self._worker)
 
     def _register(self) -> None:
         """Register the worker. Raises ConfigError if another live worker has this id."""
         seen_ms: int | None = None
-        while self.state is not WorkerState.DRAINING:
+        while self.state is not LoopState.DRAINING:
             try:
                 beat_ms = self._heartbeat_of_another()
                 if beat_ms is None:
@@ -207,7 +207,7 @@ class WorkerLoop:
     def _step(self) -> Reply | None:
         """Make one exchange. Returns None if there is more to do at once."""
         table = self._table
-        draining = self.state is WorkerState.DRAINING
+        draining = self.state is LoopState.DRAINING
         if draining:
             self._drain()
         self._batches.flush_due()
@@ -274,7 +274,7 @@ class WorkerLoop:
         timeout_s = self._options.lease_ms / 3000
         if reply.next_ms is not None:
             timeout_s = min(timeout_s, max(MIN_WAIT_S, (reply.next_ms - reply.now_ms) / 1000))
-        if self.state is WorkerState.DRAINING:
+        if self.state is LoopState.DRAINING:
             timeout_s = min(timeout_s, self._seconds_to_end())
         if self._was_woken:
             timeout_s = min(timeout_s, max(MIN_WAIT_S, self._renewal.early_in_s()))
@@ -319,7 +319,7 @@ class WorkerLoop:
         """A job of a function with batches joins one, or begins one with a slot and a seat."""
         job, declared = jobs[0], function.defaults.batch
         assert declared is not None
-        if self.state is WorkerState.DRAINING:
+        if self.state is LoopState.DRAINING:
             self._give_back(job)
             return
         try:
@@ -352,10 +352,10 @@ class WorkerLoop:
             fits, seat = self._capacity.try_take(job.shape.rank)
             if fits:
                 seats.append(seat)
-            elif self.state is not WorkerState.DRAINING:
+            elif self.state is not LoopState.DRAINING:
                 self._capacity.make_room(job.shape.rank)
         error: DovetailError | None = None
-        if len(seats) == len(jobs) and self.state is not WorkerState.DRAINING:
+        if len(seats) == len(jobs) and self.state is not LoopState.DRAINING:
             try:
                 found = [self._attempt(job, tuple(seats), place) for place, job in enumerate(jobs)]
             except DovetailError as refusal:
@@ -443,7 +443,7 @@ class WorkerLoop:
                 self._table.abandon(attempt)
 
     def _is_over(self) -> bool:
-        if self.state is not WorkerState.DRAINING:
+        if self.state is not LoopState.DRAINING:
             return False
         if not self._table.running and not self._table.has_completions:
             return True
