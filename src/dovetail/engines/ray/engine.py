@@ -88,7 +88,11 @@ class RayEngine:
         self.agents = AgentPool(self._folder, context, self._listener)
         self.reservation = context.reservation
         self.losses = NodeLoss(self)
-        self.calls = DriverCalls(self.workers, self._numbers, self._lock, self.nudge, self._wait_for)
+        self._draining: dict[int, StopWorker] = {}
+        """Worker -> its stop, which is sent after the calls that wait for space in its socket."""
+        self.calls = DriverCalls(
+            self.workers, self._numbers, self._lock, self.nudge, self._wait_for, self._on_calls_sent
+        )
         self._polling_thread = 0
         self._nudged = False
         """Whether `nudge` was called since the last `poll`."""
@@ -122,6 +126,8 @@ class RayEngine:
     def _advance_and_flush(self) -> None:
         with self.losses.fail_run_if_ray_lost():
             self._advance()
+            for command in list(self._draining.values()):
+                self._drain(command)
             self.agents.flush()
 
     def poll(self, timeout_s: float | None) -> list[Event]:
@@ -153,13 +159,15 @@ class RayEngine:
     def _wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
         """See `CallOwner.wait_for`."""
         if get_ident() != self._polling_thread:
+            self.calls.read_answer(call, timeout_s)
             return
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._closed.is_set() and not call.is_answered():
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 break
-            self._wait_and_handle(left)
+            has_read = self.calls.read_answer(call, self.calls.seconds_left(left))
+            self._wait_and_handle(0.0 if has_read else left)
 
     def post(self, event: Event) -> None:
         self._inbox.put(event)
@@ -196,6 +204,7 @@ class RayEngine:
                     self.forget(worker)
             self.calls.deliver()
         finally:
+            self.calls.links.close()
             self._listener.close()  # agents that are closed have answered, so this does not wait for a heartbeat
             if self.reservation is not None:
                 self.reservation.close()
@@ -347,9 +356,31 @@ class RayEngine:
             else:
                 self.lose_worker(worker, WorkerLost(worker.number, LossCause.STOPPED, command.reason))
             return
+        if command.drain:
+            self._drain(command)
+            return
         for link in worker.ranks_by_agent:
             if link not in worker.ended:
                 link.send(("stop", worker.number, command.drain, command.reason))
+
+    def _drain(self, command: StopWorker) -> None:
+        """Stop a worker after the calls that were made before. It refuses calls from the stop on."""
+        worker = self.workers.get(command.worker)
+        self._draining.pop(command.worker, None)
+        if worker is None:
+            return
+        worker.is_draining = True
+        if self.calls.links.has_unsent(worker):
+            self._draining[worker.number] = command
+            return
+        for link in worker.ranks_by_agent:
+            if link not in worker.ended:
+                link.send(("stop", worker.number, True, command.reason))
+
+    def _on_calls_sent(self) -> None:
+        """See `DriverCalls`."""
+        if self._draining:
+            self.nudge()
 
     # --- end of workers
 
