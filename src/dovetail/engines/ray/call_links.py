@@ -20,10 +20,12 @@ from threading import Lock, Thread, get_ident
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.engine import CallNotSentError, WorkerLostError
+from dovetail.engines.local import process_setup
 from dovetail.engines.local.call_body import CallBody
 from dovetail.engines.local.outgoing_link import OutgoingCall, OutgoingLink, receive_once
 from dovetail.engines.local.protocol import LINK_OPEN, LINK_REFUSED, LINK_RELAYED, close_descriptors, encode_frame
 from dovetail.engines.ray.call_socket import peer_user
+from dovetail.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,15 +155,28 @@ class CallLinks:
             if call.head[0] == "call":
                 self._on_answer(call.number, False, error, ())
 
-    def on_worker_gone(self, worker: RemoteWorker) -> None:
+    def on_worker_gone(self, worker: RemoteWorker, *, is_closing: bool) -> None:
         """The worker is gone: what it has answered is read, then the other calls end. A process that it forked may
         still have its socket."""
         for rank in range(len(worker.command.seats)):
             link = self._links.pop((worker.number, rank), None)
             if link is not None:
                 self._agents.pop(link, None)
-                with suppress(OSError):
-                    link.channel.sock.shutdown(socket.SHUT_RDWR)
+                self._end(link, wait=not is_closing)
+
+    def _end(self, link: OutgoingLink, *, wait: bool) -> None:
+        """Read a link to its end, unless another thread does. `wait`: until then."""
+        with suppress(OSError):
+            link.channel.sock.shutdown(socket.SHUT_RDWR)
+        # before the agent's answer, the other thread may need the engine's lock
+        if link.reading.acquire(blocking=wait and bool(link.state)):
+            try:
+                while link.channel.fileno() >= 0:
+                    self._read(link)
+            except OSError:  # no descriptor is left: the thread of this module tries again
+                pass
+            finally:
+                link.reading.release()
 
     # --- answers. Thread: any, without the engine's lock
 
@@ -201,7 +216,11 @@ class CallLinks:
 
     def _read(self, link: OutgoingLink) -> None:
         """Read once. Hold `link.reading`."""
-        frames, is_connected = receive_once(link.channel)
+        error: EngineError | None = None
+        try:
+            frames, is_connected = receive_once(link.channel)
+        except EngineError as problem:  # the descriptors of an answer were lost: too many files are open
+            frames, is_connected, error = [], False, problem
         for frame in frames:
             if frame.head[0] == "linked":
                 self._on_linked(link, frame)
@@ -210,7 +229,7 @@ class CallLinks:
                 link.unanswered.discard(number)
                 self._on_answer(number, fine, frame.body, frame.descriptors)
         if not is_connected:
-            self._on_end(link)
+            self._on_end(link, error)
 
     def _on_linked(self, link: OutgoingLink, frame: Frame) -> None:
         with link.lock:
@@ -224,8 +243,12 @@ class CallLinks:
         self.end_failed(link)
         self._on_sent()
 
-    def _on_end(self, link: OutgoingLink) -> None:
-        """The socket was closed: the worker has exited, or the agent has not accepted the request."""
+    def _on_end(self, link: OutgoingLink, error: EngineError | None = None) -> None:
+        """The socket was closed, because the worker has exited or the agent has not accepted the request; or an answer
+        could not be received: the next call makes another link."""
+        if error is not None and self._links.get((link.worker, link.rank)) is link:
+            del self._links[link.worker, link.rank]
+            self._agents.pop(link, None)
         if not link.state and not self._is_closing:
             with self._lock:
                 self._relay_calls(link)
@@ -239,7 +262,7 @@ class CallLinks:
             unanswered, link.unanswered = link.unanswered, set()
         self.end_failed(link)
         for number in unanswered:
-            self._on_answer(number, False, WorkerLostError(why), ())
+            self._on_answer(number, False, error or WorkerLostError(why), ())
         self._on_sent()
 
     def _relay_calls(self, link: OutgoingLink) -> None:
@@ -259,6 +282,7 @@ class CallLinks:
     def _start_thread(self) -> select.epoll:
         with self._starting:
             if self._epoll is None:
+                process_setup.raise_descriptor_limit()
                 self._epoll = select.epoll()
                 self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._epoll.register(self._wakeup, select.EPOLLIN)

@@ -94,14 +94,15 @@ class DriverCalls:
             with self._lock:
                 remote = self._find_worker(worker, options.rank, hosted)
                 link = self.links.connect(remote, options.rank)
+                body = None if link is None else _to_body(packed)
                 call.number, call.worker, call.rank = next(self._numbers), worker, options.rank
                 call.deadline_s = options.deadline_s
                 self._open[call.number] = call
                 if deadline:
                     self._deadlines.add(call.number, deadline)
-                if link is not None:
+                if link is not None and body is not None:
                     self._linked[call.number] = link
-                    self.links.send(link, call_of(call.number, hosted, method, deadline, _to_body(packed)))
+                    self.links.send(link, call_of(call.number, hosted, method, deadline, body))
                 else:
                     pieces = _to_pieces(packed)
                     self._send_or_keep(remote, PendingCall(call.number, options.rank, hosted, method, pieces, deadline))
@@ -260,7 +261,7 @@ class DriverCalls:
     def on_worker_gone(self, worker: RemoteWorker, *, is_closing: bool = False) -> None:
         """A direct call ends by itself unless its agent is lost, too, and a call over a link when the link is read to
         its end: the worker may have answered it before its end."""
-        self.links.on_worker_gone(worker)
+        self.links.on_worker_gone(worker, is_closing=is_closing)
         kind = WorkerLostError if worker.ready else CallNotSentError  # calls are read after the setup
         for call in [call for call in self._open.copy().values() if call.worker == worker.number]:
             link = self._direct.get(call.number)
