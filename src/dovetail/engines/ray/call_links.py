@@ -95,18 +95,19 @@ class CallLinks:
 
     def _request(self, agent: AgentLink, worker: int, rank: int) -> OutgoingLink:
         sock = _connect(agent.call_address)
+        link = OutgoingLink(sock, worker, rank)
         try:
             agent.flush()
             request = ("link", agent.call_secret, worker, rank, agent.frames_sent)
             sock.send(encode_frame(request)[0])
+            self._by_fd[sock.fileno()] = link
+            self._start_thread().register(sock.fileno(), select.EPOLLIN)
         except BaseException:
+            self._by_fd.pop(sock.fileno(), None)
             sock.close()
             raise
-        link = self._links[worker, rank] = OutgoingLink(sock, worker, rank)
+        self._links[worker, rank] = link
         self._agents[link] = agent
-        epoll = self._start_thread()
-        self._by_fd[sock.fileno()] = link
-        epoll.register(sock.fileno(), select.EPOLLIN)
         return link
 
     def send(self, link: OutgoingLink, call: OutgoingCall) -> None:
@@ -136,10 +137,15 @@ class CallLinks:
                 self._on_sent()
 
     def cancel(self, link: OutgoingLink, number: int) -> None:
-        """Cancel a call in the worker. Without the engine's lock, or with it."""
+        """Cancel a call: it is not sent, or its worker cancels it. With or without the engine's lock."""
         with link.lock:
+            for call in link.waiting:
+                if call.number == number:
+                    link.waiting.remove(call)
+                    close_descriptors(call.body.descriptors)
+                    return
             link.unanswered.discard(number)
-            if link.state not in (LINK_REFUSED, LINK_RELAYED):
+            if link.state == LINK_OPEN:
                 self._send(link, OutgoingCall(("cancel_call", number), CallBody(b"")))
 
     def has_unsent(self, worker: RemoteWorker) -> bool:
@@ -149,8 +155,11 @@ class CallLinks:
 
     def end_failed(self, link: OutgoingLink) -> None:
         """End the calls that could not be sent. Hold no lock."""
-        while link.failed:
-            call, error = link.failed.pop(0)
+        if not link.failed:
+            return
+        with link.lock:
+            failed, link.failed = link.failed, []
+        for call, error in failed:
             close_descriptors(call.body.descriptors)
             if call.head[0] == "call":
                 self._on_answer(call.number, False, error, ())
@@ -256,8 +265,9 @@ class CallLinks:
         with link.lock:
             link.state = link.state if link.state == LINK_RELAYED else LINK_REFUSED
             link.fail_unsent(why)
-            if self._by_fd.pop(link.channel.fileno(), None) is not None and self._epoll is not None:
+            if self._epoll is not None and link.channel.fileno() in self._by_fd:
                 self._epoll.unregister(link.channel.fileno())
+                del self._by_fd[link.channel.fileno()]  # last: then the thread may end
             link.channel.close()
             unanswered, link.unanswered = link.unanswered, set()
         self.end_failed(link)
@@ -269,7 +279,7 @@ class CallLinks:
         """The agent did not accept the request: all calls are calls of Ray."""
         with link.lock:
             link.state = LINK_RELAYED
-            calls = [call for call in link.waiting if call.head[0] == "call"]
+            calls = list(link.waiting)
             link.waiting.clear()
         agent = self._agents.get(link)
         if agent is not None:

@@ -196,6 +196,10 @@ class DriverCalls:
             self._answers.append((future, False, CallNotSentError(f"worker {link.worker} is gone")))
             self._wake()
 
+    def is_linked(self, call: CallFuture) -> bool:
+        """Whether the call goes over a socket and is not answered. Without the lock."""
+        return call.number in self._linked
+
     def read_answer(self, call: CallFuture, timeout_s: float | None) -> bool:
         """Read the socket of the called worker for some time in this thread. False: that is not possible. Without the
         lock."""

@@ -23,6 +23,7 @@ from dovetail.engines.local import process_setup
 from dovetail.engines.ray.agent_link import AgentListener, ClusterWatcher, HeadWatchdog
 from dovetail.engines.ray.agent_pool import AgentPool, runtime_env_key
 from dovetail.engines.ray.attachment import AUTO_INIT
+from dovetail.engines.ray.call_links import READ_IN_CALLER_S
 from dovetail.engines.ray.driver_calls import DriverCalls
 from dovetail.engines.ray.driver_payloads import DriverPayloads
 from dovetail.engines.ray.message_handlers import MessageHandlers
@@ -166,8 +167,11 @@ class RayEngine:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 break
-            has_read = self.calls.read_answer(call, self.calls.seconds_left(left))
-            self._wait_and_handle(0.0 if has_read else left)
+            if self.calls.read_answer(call, self.calls.seconds_left(left)):
+                left = 0.0
+            elif self.calls.is_linked(call):  # another thread reads its answer, which does not end the wait
+                left = READ_IN_CALLER_S if left is None else min(left, READ_IN_CALLER_S)
+            self._wait_and_handle(left)
 
     def post(self, event: Event) -> None:
         self._inbox.put(event)
