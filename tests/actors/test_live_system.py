@@ -239,10 +239,13 @@ def test_a_role_is_scaled_and_the_handles_follow(in_process: None) -> None:
         assert live.counter.all.index().result(PATIENCE_S) == [0, 1, 2]
         live.scale(counter=1)
         assert live.counter.all.index().result(PATIENCE_S) == [0]
-        with pytest.raises(dt.ConfigError, match="1 to 3 workers"):
+        with pytest.raises(dt.ConfigError, match=r"(?s)1 to 3 workers.*fix  live.scale\(counter=3\)"):
             live.scale(counter=4)
-        with pytest.raises(dt.ConfigError, match=r"no role 'countr' \(did you mean 'counter'\?\); roles: counter"):
+        with pytest.raises(
+            dt.ConfigError, match=r"no role 'countr' \(did you mean 'counter'\?\); roles: counter"
+        ) as no:
             live.scale(countr=1)
+        assert no.value.problems[0].fix_texts == ("live.scale(counter=1)",)
 
 
 @pytest.mark.parametrize("by", ["method", "other role", "function", "outstanding"])

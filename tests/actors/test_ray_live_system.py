@@ -61,6 +61,7 @@ def test_the_instances_of_a_lost_node_are_restarted_on_another(
 def test_calls_between_nodes_that_wait_for_each_other_fail_and_are_cancelled_where_they_run(
     ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    before = ray_cluster.available()
     only(ray_cluster, monkeypatch, "a", "d")
     apart = dt.Affinity(apart=["here"])
     roles = [
@@ -78,14 +79,17 @@ def test_calls_between_nodes_that_wait_for_each_other_fail_and_are_cancelled_whe
         path = tmp_path / "held"
         assert live.here.one.abandon("gate", "hold_async", str(path)).result(PATIENCE_S)
         until(lambda: str(path) in live.gate.one.history().result(PATIENCE_S)[1], "the method has been cancelled")
+    until_available_is(ray_cluster, before, patiently(RESTORED_S))
 
 
 @pytest.mark.long
 def test_the_result_of_an_agent_that_was_stopped_until_it_counted_as_lost_is_refused(
     ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Its worker answers through the agent, as for a driver on another machine."""
     before = ray_cluster.available()
     only(ray_cluster, monkeypatch, "d")
+    monkeypatch.setattr("dovetail.engines.ray.agent_pool.machine_id", lambda: "another machine")
     gate = tmp_path / "gate"
     held = dt.Role("gate", Gate, resources=SMALL, restart=dt.Restart(backoff="100ms", limit=100))
     with dt.ActorSystem([held]).launch(f"ray:{ray_cluster.address}", deadline=PATIENCE_S) as live:

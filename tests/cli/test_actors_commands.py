@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,6 +76,10 @@ def test_a_system_in_the_background_is_listed_shown_scaled_and_stopped(folder: P
             "there is no role 'rolout' (did you mean 'rollout'?); roles: trainer, pool, rollout; "
             "rollout=9: role 'rollout' has 1 to 2" in refused.stderr
         )
+        (fix,) = [line.split("fix  ")[1] for line in refused.stderr.splitlines() if "fix  dovetail actors" in line]
+        assert fix.startswith("dovetail actors scale ")
+        assert fix.endswith(" rollout=2")
+        assert actors(folder, *fix.split()[2:]).returncode == 0
         _check_that_another_system_waits(folder)
         until(lambda: "hello from rollout 1" in actors(folder, "logs", "rl", "rollout").stdout, "it has printed")
         assert "hello from trainer 0" in actors(folder, "logs", "rl", "pool").stdout, "they share a process"
@@ -86,6 +91,10 @@ def test_a_system_in_the_background_is_listed_shown_scaled_and_stopped(folder: P
     assert down.returncode == 0, down.stderr
     until(lambda: not is_there(pid), "the driver has ended")
     assert "is finished" in actors(folder, "status").stdout
+    shown = run_command("status", run, cwd=folder, DOVETAIL_HOME=home).stdout
+    assert "calls/s" in shown
+    assert re.search(r"^role ", shown, re.MULTILINE)
+    assert "stage" not in shown
     assert "no actor systems are running" in actors(folder, "ls").stderr
     assert "finished" in actors(folder, "ls", "--all").stdout
 

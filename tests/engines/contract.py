@@ -449,6 +449,20 @@ class EngineContract(ABC):
         late = [scene.engine.call(1, "book", "note", "x") for _ in range(10)]
         assert [scene.result(future) for future in (*early, *late)] == list(range(1, 21))
 
+    def test_a_drain_finishes_more_calls_than_a_busy_worker_has_room_for(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Held()}))
+        scene.ready(1, "a")
+        held = scene.message(1, "a", [0])
+        scene.running(1, held)
+        calls = [scene.engine.call(1, "a", "__str__") for _ in range(600)]
+        scene.submit(StopWorker(1))
+        assert isinstance(scene.error(scene.engine.call(1, "a", "__str__")), WorkerLostError)
+        scene.rig.let_go()
+        scene.done(held)
+        for call in calls:
+            scene.result(call)
+        scene.stopped(1)
+
     @pytest.mark.parametrize("ready", [True, False], ids=["ready", "starting"])
     def test_a_drain_finishes_calls_made_before_it_and_refuses_later_ones(self, scene_of: SceneOf, ready: bool) -> None:
         scene = scene_of(book=Notebook)

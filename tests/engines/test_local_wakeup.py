@@ -7,7 +7,7 @@ import signal
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from dovetail.engines.local.engine import Wakeup
+from dovetail.engines.local.wakeup import Wakeup
 from waiting import PATIENCE_S
 
 if TYPE_CHECKING:

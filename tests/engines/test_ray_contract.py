@@ -67,3 +67,42 @@ class TestRayEngine(ProcessContract):
 
     def rig(self, units: Units) -> Rig:
         return RayRig(units, self._node_id, self._tmp)
+
+
+class TestCallsOfADriverOnAnotherMachine:
+    """Calls of the driver as calls of Ray. All nodes of the tests are on this machine."""
+
+    _on_a_node = TestRayEngine._on_a_node
+    rig = TestRayEngine.rig
+    scene_of = ProcessContract.scene_of
+
+    @pytest.fixture(autouse=True)
+    def _elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("dovetail.engines.ray.agent_pool.machine_id", lambda: "another machine")
+
+    test_a_call_on_a_hosted_object_returns_its_result = (
+        ProcessContract.test_a_call_on_a_hosted_object_returns_its_result
+    )
+    test_a_call_that_raises_ends_with_its_exception = ProcessContract.test_a_call_that_raises_ends_with_its_exception
+    test_calls_end_when_their_worker_does = ProcessContract.test_calls_end_when_their_worker_does
+    test_calls_end_when_the_engine_is_closed = ProcessContract.test_calls_end_when_the_engine_is_closed
+    test_a_call_from_the_polling_thread_is_sent_at_once = (
+        ProcessContract.test_a_call_from_the_polling_thread_is_sent_at_once
+    )
+    test_calls_arrive_in_the_order_made = ProcessContract.test_calls_arrive_in_the_order_made
+    test_a_drain_finishes_more_calls_than_a_busy_worker_has_room_for = (
+        ProcessContract.test_a_drain_finishes_more_calls_than_a_busy_worker_has_room_for
+    )
+    test_a_drain_finishes_calls_made_before_it_and_refuses_later_ones = (
+        ProcessContract.test_a_drain_finishes_calls_made_before_it_and_refuses_later_ones
+    )
+    test_a_call_that_waits_can_be_cancelled = ProcessContract.test_a_call_that_waits_can_be_cancelled
+    test_a_call_of_health_takes_no_slot = ProcessContract.test_a_call_of_health_takes_no_slot
+    test_a_running_sync_method_keeps_its_slot_when_its_call_is_cancelled = (
+        ProcessContract.test_a_running_sync_method_keeps_its_slot_when_its_call_is_cancelled
+    )
+    test_a_running_async_method_is_cancelled_at_its_deadline = (
+        ProcessContract.test_a_running_async_method_is_cancelled_at_its_deadline
+    )
+    test_large_arguments_and_results_are_passed = ProcessContract.test_large_arguments_and_results_are_passed
+    test_every_rank_of_a_gang_can_be_called = ProcessContract.test_every_rank_of_a_gang_can_be_called

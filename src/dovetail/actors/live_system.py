@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event as ThreadEvent
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -18,7 +18,7 @@ from dovetail.control.commands import Note, StartWorker
 from dovetail.control.engine import CallOptions
 from dovetail.control.events import CancelRun, Drain, PinWorkers
 from dovetail.control.lifecycle import RunState
-from dovetail.errors import ConfigError, DovetailError, Problem, RunError, Subject, did_you_mean
+from dovetail.errors import Call, ConfigError, DovetailError, Problem, RunError, Subject, did_you_mean, nearest_word
 from dovetail.pipeline.durations import checked_duration
 from dovetail.runtime.assembly import LOOP_TICK_S, REFRESH_TIMEOUT_S
 from dovetail.runtime.run_handle import MAX_TRACEBACK_LINES, RunHandle
@@ -272,6 +272,7 @@ class LiveSystem(RunHandle):
         instances can be called at once. RunError if there is not enough room."""
         controller = self._system.controller
         problems = []
+        possible: dict[str, int] = {}
         for role, count in workers.items():
             if role not in self._handles:
                 hint = did_you_mean(role, self._handles)
@@ -279,8 +280,12 @@ class LiveSystem(RunHandle):
                 problems.append(Problem(BAD_COUNT, message, subject=Subject("role", role)))
             elif problem := controller.scale_problem(role, count):
                 problems.append(Problem(BAD_COUNT, f"{role}={count}: {problem}", subject=Subject("role", role)))
+            known = nearest_word(role, self._handles) if role not in self._handles else role
+            if known is not None:
+                possible[known] = controller.nearest_count(known, count)
         if problems:
-            raise ConfigError(problems)
+            fixes = (Call("live.scale", (), possible),) if possible else ()
+            raise ConfigError(replace(problem, fixes=fixes) for problem in problems)
         for role, count in workers.items():
             self._scale_role(role, count)
 
@@ -293,7 +298,8 @@ class LiveSystem(RunHandle):
         del self._system.watch.scaled[id(event)]
         for note in notes:
             if note.data.get("to") != note.data.get("wanted"):
-                raise RunError(Problem(BAD_COUNT, note.text, subject=Subject("role", role)))
+                fixes = (Call("live.scale", (), {role: note.data.get("to")}, "as many as there is room for"),)
+                raise RunError(Problem(BAD_COUNT, note.text, fixes=fixes, subject=Subject("role", role)))
 
     # --- end
 

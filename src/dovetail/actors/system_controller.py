@@ -475,6 +475,12 @@ class ActorController:
             return f"role {role!r} has {per_bundle} instances per group, and {workers} is not a multiple of that"
         return ""
 
+    def nearest_count(self, role: str, workers: int) -> int:
+        """The number of instances next to this one that the role may have."""
+        bundle = self._bundle_of(role)
+        per_bundle = bundle.instances_of(role)
+        return per_bundle * min(max(round(workers / per_bundle), bundle.low), bundle.high)
+
     def _bundle_of(self, role: str) -> Bundle:
         return next(bundle for bundle in self._definition.bundles if role in bundle.roles)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dovetail.actors.instance_directory import InstanceState
-from dovetail.streaming.view import StreamView, UnitView, WorkerView
+from dovetail.streaming.view import CALLS, StreamView, UnitView, WorkerView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def system_view(controller: ActorController, monitor: HeartbeatMonitor, now: flo
         replans=0,
         error=controller.error,
         units=tuple(units),
-        noun="calls",
+        noun=CALLS,
     )
 
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dovetail.actors.actors_file import ParsedActorsFile
+    from dovetail.errors import Call
     from dovetail.observe.run_folder import RunFolder
 
 ACTORS_KIND = "actors"
@@ -422,12 +423,29 @@ def scale(words: tuple[str, ...], as_json: bool) -> None:
     system, *changes = words if "=" not in words[0] else (LAST_RUN, *words)
     workers = _parse_changes(changes)
     folder = find_system(system)
-    send_request(folder.path, "scale", "dovetail actors scale", workers=workers)
+    try:
+        send_request(folder.path, "scale", "dovetail actors scale", workers=workers)
+    except dt.ConfigError as error:
+        raise _ScaleRenderer(run_reference(folder.path)).error(error) from None
     if as_json:
         click.echo(json.dumps(workers))
     else:
         changed = ", ".join(f"{role} to {count}" for role, count in workers.items())
         click.echo(f"scaling {changed}; follow it with: dovetail actors status {run_reference(folder.path)}", err=True)
+
+
+class _ScaleRenderer(OptionRenderer):
+    """Fixes of a refused `dovetail actors scale`."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__()
+        self._run = run
+
+    def call(self, fix: Call) -> str:
+        if fix.function != "live.scale":
+            return super().call(fix)
+        counts = " ".join(f"{role}={count}" for role, count in fix.keywords.items())
+        return f"dovetail actors scale {self._run} {counts}"
 
 
 def _parse_changes(changes: Sequence[str]) -> dict[str, int]:

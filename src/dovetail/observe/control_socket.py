@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, DovetailError, Problem, did_you_mean, short_repr
+from dovetail.errors import Call, ConfigError, DovetailError, Fix, Problem, did_you_mean, short_repr
 from dovetail.machine.processes import is_stopped
 from dovetail.observe.run_folder import RunFolder, read_json_object, resume_instruction, run_reference
 from dovetail.observe.run_status import run_status
@@ -125,6 +125,8 @@ class ControlSocket:
             answer = self._answer(_read_line(client, EXCHANGE_TIMEOUT_S, MAX_LINE_BYTES))
         except Exception as error:  # no input may disturb the run
             answer = {"ok": False, "error": _error_text(error), "code": _error_code(error)}
+            calls = _calls(error)
+            answer |= {"fixes": calls} if calls else {}
         client.settimeout(EXCHANGE_TIMEOUT_S)
         client.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -163,6 +165,13 @@ def _error_code(error: Exception) -> str:
     return error.problems[0].code if isinstance(error, DovetailError) else NOT_REACHABLE
 
 
+def _calls(error: Exception) -> list[dict[str, Any]]:
+    """The calls among the fixes of an error; the client spells them."""
+    problems = error.problems if isinstance(error, DovetailError) else ()
+    fixes = [fix for problem in problems for fix in problem.fixes if isinstance(fix, Call)]
+    return [{"function": fix.function, "keywords": dict(fix.keywords)} for fix in dict.fromkeys(fixes)]
+
+
 def _check_not_expired(expires: object) -> None:
     """A driver that was stopped finds the requests of clients that have given up since."""
     if isinstance(expires, int | float) and time.monotonic() > expires:
@@ -197,7 +206,8 @@ def _check_answer(answer: dict[str, Any], folder: Path, do: str) -> dict[str, An
     message = f"refused: {answer.get('error')}"
     if do in ACTIONS:
         raise _unreachable_error(folder, do, message)
-    fixes = (f"dovetail status {run_reference(folder)}",)
+    calls = [Call(fix["function"], (), fix["keywords"]) for fix in answer.get("fixes") or ()]
+    fixes: tuple[Fix, ...] = (*calls, f"dovetail status {run_reference(folder)}")
     code = answer.get("code")
     code = code if isinstance(code, str) and re.fullmatch(r"DT\d{3}", code) else NOT_REACHABLE
     raise ConfigError(Problem(code, f"run {folder.name} {message}", fixes=fixes))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control.lifecycle import FINAL_RUN_STATES
 from dovetail.observe.terminal import is_terminal, may_colour, raw_terminal, terminal_width
 from dovetail.pipeline.units import short_unit_name
+from dovetail.streaming.view import rate_label, unit_word
 from dovetail.text_format import (
     MIN_CUT_CHARS,
     cut_text,
@@ -331,7 +332,7 @@ def _render_table(view: StreamView, pulse: RateWindow, since_s: float, title: st
             format_number(unit.failed_total) if unit.failed_total else "",
         )
         rows.append(("yellow" if mark else "dim" if unit.finished else "", cells))
-    table = _stage_table(("items/s", "queue", "in flight", "workers", "busy", "failed"), rows)
+    table = _stage_table(view.noun, (rate_label(view.noun), "queue", "in flight", "workers", "busy", "failed"), rows)
     lines = [_title_text(title, progress_text(view, pulse, since_s)), table]
     if view.use:
         held = ", ".join(f"{name} {format_percent(used / total)}" for name, (used, total) in view.use.items() if total)
@@ -359,7 +360,7 @@ def _render_end(view: StreamView, totals: RunTotals, text: str, title: str) -> A
         )
         for row in totals.rows()
     ]
-    table = _stage_table(("in", "out", "items/s", "workers", "busy", "failed"), rows)
+    table = _stage_table(view.noun, ("in", "out", rate_label(view.noun), "workers", "busy", "failed"), rows)
     return Group(_title_text(title, text, END_STYLES.get(view.state, "")), table)
 
 
@@ -377,13 +378,13 @@ def _title_text(title: str, text: str, style: str = "") -> Any:
     return found.append(text, style=style)
 
 
-def _stage_table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Any:
-    """A table with a row per stage, each with its style; names are cut if it does not fit."""
+def _stage_table(noun: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Any:
+    """A table with a row per stage or role, each with its style; names are cut if it does not fit."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("stage", no_wrap=True, overflow="ellipsis")
+    table.add_column(unit_word(noun), no_wrap=True, overflow="ellipsis")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     for style, (name, *cells) in rows:

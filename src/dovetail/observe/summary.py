@@ -11,7 +11,9 @@ from dovetail.control.events import LossCause
 from dovetail.documents.yaml_writer import yaml_literal
 from dovetail.errors import Change, Subject
 from dovetail.observe.run_folder import number_field, read_json_object
+from dovetail.observe.run_header import run_kind
 from dovetail.pipeline.option_renderer import OptionRenderer
+from dovetail.streaming.view import CALLS
 from dovetail.text_format import terminal_text
 
 if TYPE_CHECKING:
@@ -317,7 +319,7 @@ def summarize_run(history: RunHistory, wall: float | None = None) -> RunSummary:
         nodes=summarize_nodes(history),
         table=str(more.get("table", "")),
         column=str(more.get("column", "")),
-        noun=str(run.get("noun") or "items"),
+        noun=str(run.get("noun") or (CALLS if run_kind(header) == "actors" else "items")),
         outputs=tuple(map(str, sinks)) if isinstance(sinks := more.get("sinks"), list) else (),
     )
 

@@ -14,6 +14,7 @@ from dovetail.observe.stage_counts import count_stages, merge_counts
 from dovetail.observe.terminal import display_path, terminal_width
 from dovetail.pipeline.units import short_unit_name
 from dovetail.resources.sizes import format_size
+from dovetail.streaming.view import rate_label, unit_word
 from dovetail.text_format import (
     LABEL_WIDTH,
     Paint,
@@ -188,7 +189,8 @@ def header_text(header: Mapping[str, Any]) -> str:
 def unit_html(summary: RunSummary) -> str:
     """A table of the units for notebooks."""
     rows = [(unit.name, *(cell(unit) for cell in UNIT_COLUMNS.values())) for unit in summary.units]
-    return html_table(f"Run {summary.id}: {summary.outcome}", ("stage", *UNIT_COLUMNS), rows)
+    names = (unit_word(summary.noun), *(_column_name(name, summary) for name in UNIT_COLUMNS))
+    return html_table(f"Run {summary.id}: {summary.outcome}", names, rows)
 
 
 def count_text(summary: RunSummary) -> str:
@@ -236,18 +238,23 @@ def headline_lines(summary: RunSummary, paint: Paint = plain) -> list[str]:
 def unit_table_lines(summary: RunSummary, width: int | None = None) -> list[str]:
     """A table with a row per unit; columns in which no unit has a figure are omitted."""
     if not summary.units:
-        return ["no stage has started"]
-    columns = [("stage", *(short_unit_name(unit.name) for unit in summary.units))]
-    columns += [(name, *map(cell, summary.units)) for name, cell in UNIT_COLUMNS.items()]
+        return [f"no {unit_word(summary.noun)} has started"]
+    columns = [(unit_word(summary.noun), *(short_unit_name(unit.name) for unit in summary.units))]
+    columns += [(_column_name(name, summary), *map(cell, summary.units)) for name, cell in UNIT_COLUMNS.items()]
     shown = [column for column in columns if column[0] not in OPTIONAL_COLUMNS or set(column[1:]) - {"-"}]
     return fit_table(list(zip(*shown, strict=True)), width or terminal_width())
 
 
+def _column_name(name: str, summary: RunSummary) -> str:
+    return rate_label(summary.noun) if name == RATE else name
+
+
+RATE: Final = "items/s"
 UNIT_COLUMNS: Final[dict[str, Callable[[UnitSummary], str]]] = {
     "in": lambda unit: format_number(unit.taken),
     "out": lambda unit: format_number(unit.given),
     "failed": lambda unit: format_number(unit.failed),
-    "items/s": lambda unit: format_number(unit.rate),
+    RATE: lambda unit: format_number(unit.rate),
     "busy": lambda unit: format_percent(unit.busy if unit.busy is None else min(1.0, unit.busy)),
     "workers": lambda unit: str(unit.most_workers),
     "lost": lambda unit: str(unit.lost or "-"),

@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     from dovetail.streaming.state import StreamState, UnitState
 
 
+CALLS = "calls"
+"""What a system of actors counts; its units are roles. See `StreamView.noun`."""
+
+
+def unit_word(noun: str) -> str:
+    """What a unit of a run that counts these things is called."""
+    return "role" if noun == CALLS else "stage"
+
+
+def rate_label(noun: str) -> str:
+    """The unit of the speed of a unit: stages always count items."""
+    return f"{CALLS}/s" if noun == CALLS else "items/s"
+
+
 @dataclass(frozen=True, slots=True)
 class UnitView:
     """One unit at one moment. Fields that end in `_total` never decrease."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import select
 import socket
@@ -10,7 +9,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from itertools import count
-from threading import Lock, RLock, get_ident
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
@@ -26,6 +25,7 @@ from dovetail.engines.local.payload_table import PayloadTable
 from dovetail.engines.local.protocol import close_descriptors
 from dovetail.engines.local.remote_calls import CallRouter, lost_error, origin_of
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
+from dovetail.engines.local.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,36 +54,6 @@ READ_IN_CALLER_S = 0.05
 """How long a thread that waits for an answer reads the socket itself."""
 MEMORY_CHECK_S = 0.25
 """Interval of the checks whether memory runs out."""
-
-
-class Wakeup:
-    """A descriptor that wakes the polling thread."""
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._is_pending = False
-        self._lock = RLock()
-        """Reentrant: a signal handler may call `wake` during a call of `wake`."""
-        self.polling_thread = 0
-        """The polling thread; it does not need to wake itself."""
-
-    def wake(self) -> None:
-        if self._is_pending or get_ident() == self.polling_thread:
-            return
-        self._is_pending = True
-        with self._lock:  # the descriptor may have been closed and its number reused
-            if self.fd >= 0:
-                os.eventfd_write(self.fd, 1)
-
-    def clear(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
-        self._is_pending = False  # last: a wake-up that arrives meanwhile must not be lost
-
-    def close(self) -> None:
-        with self._lock:
-            os.close(self.fd)
-            self.fd = -1
 
 
 class LocalEngine:
@@ -399,6 +369,13 @@ class LocalEngine:
                 self._flush()
             else:
                 close_descriptors(body.descriptors)
+
+    def link_driver(self, worker: int, rank: int, sock: socket.socket) -> None:
+        """Give a process the socket over which the driver on this machine will call it, behind all calls sent to it
+        before."""
+        with self._lock:
+            self._calls.link_driver(worker, rank, sock)
+            self._flush()
 
     def _check_memory(self, now: float) -> None:
         if now < self._memory_checked_at + MEMORY_CHECK_S:

@@ -367,7 +367,7 @@ class MessageRunner:
     def answer_call(self, executor: UnitExecutor | None, frame: Frame, loop: AbstractEventLoop | None = None) -> None:
         """Answer a call on a hosted object. `loop`: awaits async methods; None: the loop that all objects share."""
         number, name, deadline = frame.head[1], frame.head[2], frame.head[4]
-        if not self.calls.begin(number, deadline):
+        if not self.begin_call(number, deadline):
             close_descriptors(frame.descriptors)
             return
         if executor is None:
@@ -385,6 +385,13 @@ class MessageRunner:
             self.reply_error(number, error)
         finally:
             self.calls.end(number)
+
+    def begin_call(self, number: int, deadline: float) -> bool:
+        """See `ReceivedCalls.begin`."""
+        has_begun = self.calls.begin(number, deadline)
+        if not has_begun and number < 0 and self.links is not None:
+            self.links.forget(number)
+        return has_begun
 
     def _get_loop(self) -> AbstractEventLoop:
         import asyncio  # late: few objects have async methods

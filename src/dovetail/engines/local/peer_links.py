@@ -1,9 +1,9 @@
-"""Calls between the workers of one machine, over sockets of their own. Worker side.
+"""Calls between the workers of one machine, and of a driver of Ray on it, over sockets of their own. Worker side.
 
 A process that calls another one for the first time makes a pair of sockets, keeps one end, and sends the other one to
 the driver, which passes it on behind all frames that it sent to the called process before, and confirms it. The calls
 of the process wait for the confirmation, so they arrive in the order in which they were made. Calls to workers of other
-machines are relayed by the driver.
+machines are relayed by the driver. The driver of a Ray engine is a caller like a worker (see `ray.call_links`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import pickle
 import select
 import socket
 import time
-from collections import deque
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from itertools import count
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.local.call_body import CallBody, load_value, pack_value
 from dovetail.engines.local.call_waits import WaitableCall
+from dovetail.engines.local.outgoing_link import OutgoingCall, OutgoingLink, receive_once
 from dovetail.engines.local.protocol import (
     DONT_WAIT,
     LINK_OPEN,
@@ -45,21 +45,9 @@ if TYPE_CHECKING:
 
 LINK_RETRY_S = 0.5
 """Minimum time between two requests for a link to a worker that was not on this machine: it may not have started."""
+NO_DEADLINE = 0.0
 LINK_CALL_NUMBER = -1
 """Numbers of calls that arrive over links are negative, those of the driver positive."""
-
-
-class OutgoingCall(NamedTuple):
-    """A call, a question about one, or the cancellation of one."""
-
-    head: tuple[Any, ...]
-    """Kind and number, then what the kind needs."""
-    body: CallBody
-
-    @property
-    def number(self) -> int:
-        number: int = self.head[1]
-        return number
 
 
 class PeerCall(WaitableCall):
@@ -86,60 +74,6 @@ class PeerCall(WaitableCall):
         self._links.withdraw(self)
         with suppress(InvalidStateError):
             self.set_exception(error)
-
-
-class OutgoingLink:
-    """Calls of this process to one process of another worker. Hold its lock, unless stated otherwise."""
-
-    def __init__(self, worker: int, rank: int) -> None:
-        self.worker = worker
-        self.rank = rank
-        ours, self.theirs = socket.socketpair()
-        ours.setblocking(False)
-        self.channel = Channel(ours)
-        self.lock = Lock()
-        self.reading = Lock()
-        """Held by the thread that receives answers."""
-        self.is_read_by_caller = False
-        """Whether a thread that waits for an answer receives them."""
-        self.state = ""
-        """Empty until the driver answers the request."""
-        self.names: frozenset[str] = frozenset()
-        """Objects that the worker hosts."""
-        self.requested_at = time.monotonic()
-        self.waiting: deque[OutgoingCall] = deque()
-        """Calls that were not sent yet."""
-        self.sending: OutgoingCall | None = None
-        """The call that the channel has not sent completely."""
-        self.unanswered: set[int] = set()
-        self.is_full = False
-        """Whether the socket was full and is polled for writing."""
-        self.failed: list[tuple[OutgoingCall, BaseException]] = []
-        """Calls to be ended with an error once no lock is held: their callbacks may make calls."""
-
-    def flush(self) -> bool:
-        """Send as much as possible without blocking. False: the socket is full."""
-        while True:
-            if not self.channel.flush():
-                return False
-            if self.channel.is_broken:
-                return True
-            if self.sending is not None:
-                close_descriptors(self.sending.body.descriptors)
-                self.sending = None
-            if not self.waiting:
-                return True
-            self.sending = call = self.waiting.popleft()
-            if call.head[0] != "cancel_call":
-                self.unanswered.add(call.number)
-            self.channel.put(call.head, [call.body.data], call.body.descriptors)
-
-    def fail_unsent(self, why: str) -> None:
-        """End the calls that were not sent completely."""
-        unsent = [*([] if self.sending is None else [self.sending]), *self.waiting]
-        self.failed += [(call, CallNotSentError(why)) for call in unsent]
-        self.waiting.clear()
-        self.sending = None
 
 
 class IncomingLink:
@@ -225,7 +159,7 @@ class PeerLinks:
         self._runner.exit_if_forked()
         body = pack_value((args, named))
         future = PeerCall(self, (worker, rank))
-        self._start(future, ("call", hosted, method, future.depth), body)
+        self._start(future, ("call", hosted, method, future.depth, NO_DEADLINE), body)
         return future
 
     def ask_waiting(self, called: Process, call: tuple[int, int, int]) -> Future[list[WaitingSlot]]:
@@ -268,8 +202,9 @@ class PeerLinks:
         )
 
     def _request(self, worker: int, rank: int) -> OutgoingLink:
-        link = self._links[worker, rank] = OutgoingLink(worker, rank)
-        with link.theirs as theirs:
+        ours, theirs = socket.socketpair()
+        link = self._links[worker, rank] = OutgoingLink(ours, worker, rank)
+        with theirs:
             self._send_to_driver("link", worker, rank, descriptors=[theirs.fileno()])
         return link
 
@@ -343,7 +278,7 @@ class PeerLinks:
             hosted, method, depth = "", kind, 0
             data = pickle.dumps(*rest)
         else:
-            hosted, method, depth = rest
+            hosted, method, depth, _ = rest
         self._send_to_driver(
             "ask", number, link.worker, hosted, method, link.rank, depth, body=[data], descriptors=descriptors
         )
@@ -456,12 +391,12 @@ class PeerLinks:
         frames = []
         for frame in received:
             match frame.head:
-                case ("call", number, hosted, method, depth):
+                case ("call", number, hosted, method, depth, deadline):
                     mine = next(self._received_numbers)
                     self._received[mine] = ReceivedCall(link, number, depth)
                     link.unanswered.add(number)
                     self._runner.calls.add(mine)
-                    frames.append(Frame(("call", mine, hosted, method, 0.0), frame.body, frame.descriptors))
+                    frames.append(Frame(("call", mine, hosted, method, deadline), frame.body, frame.descriptors))
                 case ("waiting", number, call):
                     link.try_answer(number, pack_value(self.worker.find_waiting(call)).data)
                 case ("cancel_call", number):
@@ -535,8 +470,14 @@ class PeerLinks:
     def _cancel(self, link: IncomingLink, number: int) -> None:
         mine = self.find_received(link.caller, number)
         if mine is not None and self._runner.calls.cancel(mine):
-            self._received.pop(mine, None)
-            link.forget(number)
+            self.forget(mine)
+
+    def forget(self, number: int) -> None:
+        """A call that arrived over a link will not be answered: it was cancelled, or is past its deadline. Thread:
+        any."""
+        call = self._received.pop(number, None)
+        if call is not None:
+            call.link.forget(call.number)
 
     def answer(self, number: int, fine: bool, value: object) -> None:
         """Answer a call that arrived over a link. Thread: any."""
@@ -556,13 +497,6 @@ class PeerLinks:
         for link in list(self._by_fd.values()):
             link.channel.close()
         self._epoll.close()
-
-
-def receive_once(channel: Channel) -> tuple[list[Frame], bool]:
-    """Frames of one read; and whether the peer is still connected."""
-    with suppress(BlockingIOError):
-        return channel.receive(DONT_WAIT)
-    return [], True
 
 
 def receive_all(channel: Channel) -> tuple[list[Frame], bool]:

@@ -236,6 +236,8 @@ sends the output."""
 LINK_OPEN, LINK_RELAYED, LINK_REFUSED = "open", "relayed", "refused"
 """Answers of the driver to a worker that wants to call another one over a socket of their own: it exists; calls are
 relayed, because the other worker is not on this machine; it is gone or stopping."""
+DRIVER_PROCESS = (-1, 0)
+"""Worker and rank by which a process knows the calls that the driver of a Ray engine sends over a link."""
 BREADCRUMB_WORDS = 8
 """Words per breadcrumb: 64 bytes, so that two workers never share a cache line."""
 BEGUN_WORD = 4

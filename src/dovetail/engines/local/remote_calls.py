@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.local.call_body import CallBody
-from dovetail.engines.local.protocol import LINK_OPEN, LINK_REFUSED, LINK_RELAYED, close_descriptors
+from dovetail.engines.local.protocol import (
+    DRIVER_PROCESS,
+    LINK_OPEN,
+    LINK_REFUSED,
+    LINK_RELAYED,
+    close_descriptors,
+    send_frame,
+)
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator, Mapping
 
     from dovetail.engines.call_future import CallFuture
@@ -112,6 +121,20 @@ class CallRouter:
             caller.called.add(child)
             self._send(called, ("link", caller.child.number, caller.rank), (), frame.descriptors)
         self._send(caller, ("linked", worker, rank, state, names), [error])
+
+    def link_driver(self, worker: int, rank: int, sock: socket.socket) -> None:
+        """Answer the request of a driver outside of this process for a link, and pass its socket to the worker, behind
+        all frames sent to that one before."""
+        with sock:
+            try:
+                called = _find_rank(self._find_worker(worker), rank)
+            except (WorkerLostError, LookupError) as problem:
+                with suppress(OSError):  # the driver has exited
+                    send_frame(sock, ("linked", LINK_REFUSED), [pickle.dumps(problem)])
+                return
+            with suppress(OSError):
+                send_frame(sock, ("linked", LINK_OPEN))
+                self._send(called, ("link", *DRIVER_PROCESS), (), [sock.detach()])
 
     def _is_local(self, worker: int, rank: int) -> bool:
         """Whether this rank of the worker can be called here."""

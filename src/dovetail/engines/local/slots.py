@@ -17,6 +17,7 @@ from dovetail.control.engine import CONTROL_METHODS
 from dovetail.engines.local.call_body import open_value
 from dovetail.engines.local.call_waits import WaitableCall
 from dovetail.engines.local.message_runner import call_hosted
+from dovetail.engines.local.protocol import close_descriptors
 from dovetail.engines.local.running_slot import CURRENT_SLOT, RunningSlot
 from dovetail.engines.unit_executor import is_awaitable
 
@@ -463,7 +464,8 @@ class AsyncSlots:
         number, deadline = frame.head[1], frame.head[4]
         calls = self._runner.calls
         async with self._slots:
-            if not calls.begin(number, deadline):
+            if not self._runner.begin_call(number, deadline):
+                close_descriptors(frame.descriptors)
                 return
             try:
                 task = asyncio.current_task()

@@ -33,6 +33,7 @@ from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.local.memory_watch import MemoryWatch
 from dovetail.engines.local.payload_codec import join_layout, pack_items, pack_split, part_lengths
 from dovetail.engines.ray.agent_payloads import AgentPayloads
+from dovetail.engines.ray.call_socket import CallSocket
 from dovetail.engines.ray.node_monitor import NodeMonitor
 from dovetail.engines.ray.peer_calls import PeerCalls
 from dovetail.engines.ray.protocol import (
@@ -54,12 +55,14 @@ from dovetail.engines.ray.protocol import (
 )
 from dovetail.engines.ray.shared_storage import missing_files, sees_marker
 from dovetail.engines.runtime_env import environment_variables
+from dovetail.machine.host_usage import machine_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from dovetail.engines.local.worker_spec import DriverContext
+    from dovetail.engines.ray.call_socket import LinkRequest
     from dovetail.engines.ray.protocol import AgentSetup
     from dovetail.engines.ray.worker_logs import LogPiece, ReceivedOffsets
 
@@ -157,10 +160,19 @@ class AgentSession:
         self._direct_calls: dict[int, SimpleQueue[Future[tuple[bool, list[bytes]]]]] = {}
         """Calls of the driver that a thread of Ray has received and that are not sent yet."""
         self._closing = Event()
+        self._link_requests: deque[LinkRequest] = deque()
+        is_driver_here = bool(setup.machine) and setup.machine == machine_id()
+        self._call_socket = CallSocket(self._on_link_request) if is_driver_here else None
         address = ray.util.get_node_ip_address()
         unwritable = tuple(folder for folder, token in setup.sink_folders if not sees_marker(folder, token))
         hello = AgentHello(
-            os.getpid(), address, shared, tuple(missing_files(setup.source_paths)), unwritable, dovetail_version()
+            os.getpid(),
+            address,
+            shared,
+            tuple(missing_files(setup.source_paths)),
+            unwritable,
+            dovetail_version(),
+            *([] if self._call_socket is None else [self._call_socket.address, self._call_socket.secret]),
         )
         self._outbox.put([SizedOp(("hello", *hello))])
         self._ops = self._make_handlers()
@@ -205,8 +217,8 @@ class AgentSession:
             future = self._send_call(*op[1:])
         finally:
             self._handling.release()
-        if self._early:
-            self._engine.nudge()  # frames that waited for this one
+        if self._early or self._link_requests:
+            self._engine.nudge()  # what waited for this one
         return future
 
     def next_messages(self) -> list[Op]:
@@ -224,11 +236,15 @@ class AgentSession:
         """End all workers; the last output of workers, if the driver cannot read it. `received`: what the driver has of
         it."""
         self._closing.set()
+        if self._call_socket is not None:
+            self._call_socket.close()
         self._outbox.end()
         self._engine.nudge()
         # before the engine closes: the thread would take the exit of the fork server for a crash, and kill it
         self._thread.join(JOIN_TIMEOUT_S)
         self._engine.close()
+        for request in self._link_requests:
+            request.sock.close()
         self._fetching.shutdown(wait=False, cancel_futures=True)
         self.peers.close()
         last = self._monitor.close(received)
@@ -262,6 +278,8 @@ class AgentSession:
                     self._handle(op, objects)
         while self._internal:
             self._handle(self._internal.popleft(), ())
+        if self._link_requests:
+            self._link_driver()
 
     def _handle(self, op: Op, objects: Any) -> None:
         kind = op[0]
@@ -422,6 +440,19 @@ class AgentSession:
         future = self._calls[number] = self._engine.call_pickled(worker, hosted, method, pieces, options)
         future.add_done_callback(answered)
         return future
+
+    def _on_link_request(self, request: LinkRequest) -> None:
+        """Thread: that of the call socket."""
+        self._link_requests.append(request)
+        self._engine.nudge()
+
+    def _link_driver(self) -> None:
+        """Pass on the sockets of the driver to workers, if everything that it sent before is handled."""
+        with self._handling:
+            due = [request for request in self._link_requests.copy() if request.position <= self._next]
+        for request in due:
+            self._link_requests.remove(request)
+            self._engine.link_driver(request.worker, request.rank, request.sock)
 
     def _on_cancel_call(self, number: int) -> None:
         future = self._calls.get(number)

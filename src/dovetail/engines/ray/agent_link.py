@@ -125,11 +125,18 @@ class AgentLink:
         self._number = 0
         self.direct_calls: set[int] = set()
         """Calls whose answer is the result of a call of Ray. Thread: any."""
+        self.call_address = self.call_secret = ""
+        """See `AgentHello`; the address is empty if no links to workers can be made."""
         handle.begin.remote(setup)
 
     @property
     def is_up(self) -> bool:
         return self.hello is not None and not self.lost_reason
+
+    @property
+    def frames_sent(self) -> int:
+        """Number of frames and direct calls that were sent to the agent."""
+        return self._number
 
     def send(self, op: Op, size: int = MESSAGE_OVERHEAD_BYTES) -> None:
         """Queue an operation for the next flush."""

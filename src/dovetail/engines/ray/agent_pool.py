@@ -28,6 +28,7 @@ from dovetail.engines.ray.agent_link import AgentLink, RestartAgent
 from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES, AgentSetup
 from dovetail.engines.runtime_env import ray_problems
 from dovetail.errors import ConfigError, Problem
+from dovetail.machine.host_usage import machine_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -253,6 +254,7 @@ class AgentPool:
             context.memory_full,
             context.source_paths,
             context.sink_folders,
+            machine_id(),
         )
         idle = IDLE_AGENTS.take(context.ids[node], runtime_env) if node not in self.returning else None
         handle = start_agent(context.ids[node], runtime_env) if idle is None else idle

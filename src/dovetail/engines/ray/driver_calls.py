@@ -1,4 +1,7 @@
-"""Calls from the driver to objects of remote workers: sending, deadlines, cancellation and answers. Driver side."""
+"""Calls from the driver to objects of remote workers: sending, deadlines, cancellation and answers. Driver side.
+
+A call to a worker of this machine goes over a socket (`call_links`), every other one is a call of Ray to the agent.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,17 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control.commands import StopWorker
 from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
-from dovetail.engines.local.call_body import load_portable, pack_portable
+from dovetail.engines.local.call_body import (
+    CallBody,
+    load_portable,
+    load_value,
+    pack_portable,
+    pack_value,
+    to_portable,
+    to_shared_memory,
+)
 from dovetail.engines.local.protocol import close_descriptors
+from dovetail.engines.ray.call_links import CallLinks, call_of
 from dovetail.engines.ray.protocol import (
     MAX_DIRECT_CALLS,
     MESSAGE_OVERHEAD_BYTES,
@@ -28,8 +40,8 @@ if TYPE_CHECKING:
     from threading import RLock
 
     from dovetail.control.engine import CallOptions
-    from dovetail.engines.call_future import Body
-    from dovetail.engines.local.protocol import Chunk
+    from dovetail.engines.call_future import Body, Pickled
+    from dovetail.engines.local.outgoing_link import OutgoingCall, OutgoingLink
     from dovetail.engines.ray.agent_link import AgentLink
     from dovetail.engines.ray.remote_worker import RemoteWorker
 
@@ -44,14 +56,16 @@ class DriverCalls:
         lock: RLock,
         wake: Callable[[], None],
         wait_for: Callable[[CallFuture, float | None], None],
+        on_sent: Callable[[], None],
     ) -> None:
-        """`lock`: of the engine. `wake` wakes the polling thread."""
+        """`lock`: of the engine. `wake` wakes the polling thread. `on_sent` is called when calls that had to wait until
+        they could be sent are sent, from any thread."""
         self._workers = workers
         self._numbers = numbers
         self._lock = lock
         self._wake = wake
         self.wait_for = wait_for
-        self.load, self.drop = _load_pieces, close_descriptors
+        self.load, self.drop = _load_answer, close_descriptors
         self.completions = CompletionThread()
         self._deadlines = CallDeadlines()
         self._open: dict[int, CallFuture] = {}
@@ -59,8 +73,11 @@ class DriverCalls:
         """Answers to deliver without the lock."""
         self._direct: dict[int, AgentLink] = {}
         """Agents of the calls whose answer is the result of a call of Ray. Thread: any."""
+        self.links = CallLinks(lock, self._on_link_answer, self._relay, on_sent)
+        self._linked: dict[int, OutgoingLink] = {}
+        """Links of the calls that are sent over one. Thread: any."""
         self._answered: deque[int] = deque()
-        """Direct calls with a deadline that were answered."""
+        """Calls with a deadline whose answer came without the lock."""
         self._pieces = PieceCollector()
         self._polling_until: float | None = 0.0
         """When the polling thread looks at deadlines again; None: after the next message."""
@@ -70,31 +87,44 @@ class DriverCalls:
     ) -> CallFuture:
         """Do not hold the lock. Thread: any."""
         call = CallFuture(self)
-        pieces = pack_portable((args, named))
+        value = args, named
+        packed = pack_portable(value) if self.links.find(worker, options.rank) is None else pack_value(value)
         deadline = 0.0 if options.deadline_s is None else time.monotonic() + options.deadline_s
         try:
             with self._lock:
-                remote = self._find_worker(worker, options.rank)
+                remote = self._find_worker(worker, options.rank, hosted)
+                link = self.links.connect(remote, options.rank)
+                body = None if link is None else _to_body(packed)
                 call.number, call.worker, call.rank = next(self._numbers), worker, options.rank
                 call.deadline_s = options.deadline_s
                 self._open[call.number] = call
                 if deadline:
                     self._deadlines.add(call.number, deadline)
-                self._send_or_keep(remote, PendingCall(call.number, options.rank, hosted, method, pieces, deadline))
+                if link is not None and body is not None:
+                    self._linked[call.number] = link
+                    self.links.send(link, call_of(call.number, hosted, method, deadline, body))
+                else:
+                    pieces = _to_pieces(packed)
+                    self._send_or_keep(remote, PendingCall(call.number, options.rank, hosted, method, pieces, deadline))
         except (WorkerLostError, LookupError) as error:
+            close_descriptors(getattr(packed, "descriptors", ()))
             call.deliver_here(False, error)
             return call
+        if link is not None:
+            self.links.end_failed(link)
         if deadline and (self._polling_until is None or deadline < self._polling_until):
             self._wake()
         return call
 
-    def _find_worker(self, worker: int, rank: int) -> RemoteWorker:
+    def _find_worker(self, worker: int, rank: int, hosted: str) -> RemoteWorker:
         remote = self._workers.get(worker)
         if remote is None:
             raise CallNotSentError(f"worker {worker} is gone")
         if not 0 <= rank < len(remote.command.seats):
             raise LookupError(f"worker {worker} has no rank {rank}")
-        if any(isinstance(command, StopWorker) for command in remote.pending_commands):
+        if hosted not in remote.names:
+            raise LookupError(f"worker {worker} hosts no {hosted!r}")
+        if remote.is_draining or any(isinstance(command, StopWorker) for command in remote.pending_commands):
             raise CallNotSentError(f"worker {worker} is stopping")
         return remote
 
@@ -142,6 +172,40 @@ class DriverCalls:
             reason = f"the agent of its node did not answer: {type(error).__name__}: {error}"
             call.deliver(False, WorkerLostError(f"worker {call.worker} is gone: {reason}"))
 
+    def _on_link_answer(self, number: int, fine: bool, body: Body, descriptors: Sequence[int]) -> None:
+        """Thread: any, without the lock."""
+        self._linked.pop(number, None)
+        call = self._open.pop(number, None)
+        if call is None:
+            close_descriptors(descriptors)
+            return
+        if call.deadline_s is not None:
+            self._answered.append(number)
+        call.deliver(fine, body, descriptors)
+
+    def _relay(self, link: OutgoingLink, call: OutgoingCall) -> None:
+        """Send a call for which there is no link after all as a call of Ray."""
+        self._linked.pop(call.number, None)
+        pieces = to_portable(*call.body)
+        remote = self._workers.get(link.worker)
+        if remote is not None:
+            _, number, hosted, method, _, deadline = call.head
+            self._send_or_keep(remote, PendingCall(number, link.rank, hosted, method, pieces, deadline))
+        elif (future := self._open.pop(call.number, None)) is not None:
+            self._deadlines.discard(call.number)
+            self._answers.append((future, False, CallNotSentError(f"worker {link.worker} is gone")))
+            self._wake()
+
+    def is_linked(self, call: CallFuture) -> bool:
+        """Whether the call goes over a socket and is not answered. Without the lock."""
+        return call.number in self._linked
+
+    def read_answer(self, call: CallFuture, timeout_s: float | None) -> bool:
+        """Read the socket of the called worker for some time in this thread. False: that is not possible. Without the
+        lock."""
+        link = self._linked.get(call.number)
+        return link is not None and self.links.read_answer(link, call, timeout_s)
+
     def withdraw_call(self, call: CallFuture) -> bool:
         """Do not hold the lock. Thread: any."""
         with self._lock:
@@ -151,14 +215,18 @@ class DriverCalls:
         if self._open.pop(call.number, None) is None:
             return False
         self._deadlines.discard(call.number)
+        link = self._linked.pop(call.number, None)
+        if link is not None:
+            self.links.cancel(link, call.number)
+            return True
         self._pieces.drop(call.number)
         remote = self._workers.get(call.worker)
         if remote is None:
             return True
         if remote.ranks_by_agent:
-            link = remote.agent_of(call.rank)
-            link.send(("cancel_call", call.number))
-            link.flush()
+            agent = remote.agent_of(call.rank)
+            agent.send(("cancel_call", call.number))
+            agent.flush()
         else:
             waiting = [one for one in remote.pending_commands if getattr(one, "number", None) == call.number]
             remote.pending_commands.remove(*waiting)
@@ -195,15 +263,18 @@ class DriverCalls:
             self._answers.append((call, fine, pieces))
 
     def on_worker_gone(self, worker: RemoteWorker, *, is_closing: bool = False) -> None:
-        """A direct call ends by itself unless its agent is lost, too: the worker may have answered it before its
-        end."""
+        """A direct call ends by itself unless its agent is lost, too, and a call over a link when the link is read to
+        its end: the worker may have answered it before its end."""
+        self.links.on_worker_gone(worker, is_closing=is_closing)
         kind = WorkerLostError if worker.ready else CallNotSentError  # calls are read after the setup
         for call in [call for call in self._open.copy().values() if call.worker == worker.number]:
             link = self._direct.get(call.number)
-            if link is not None and not link.lost_reason and not is_closing:
+            is_read = call.number in self._linked or (link is not None and not link.lost_reason)
+            if is_read and not is_closing:
                 continue
             self._deadlines.discard(call.number)
             self._pieces.drop(call.number)
+            self._linked.pop(call.number, None)
             if self._open.pop(call.number, None) is not None:
                 self._answers.append((call, False, kind(f"worker {worker.number} is gone")))
 
@@ -214,5 +285,18 @@ class DriverCalls:
             call.deliver(fine, body)
 
 
-def _load_pieces(pieces: Sequence[Chunk], _descriptors: Sequence[int]) -> Any:
-    return load_portable(pieces)
+def _load_answer(body: Pickled, descriptors: Sequence[int]) -> Any:
+    """The value of an answer: over a link, or in pieces."""
+    if isinstance(body, bytes | memoryview):
+        return load_value(body, descriptors)
+    return load_portable(body)
+
+
+def _to_body(packed: CallBody | list[bytes]) -> CallBody:
+    """Arguments for a link, which may have been packed before it existed."""
+    return packed if isinstance(packed, CallBody) else to_shared_memory(packed)
+
+
+def _to_pieces(packed: CallBody | list[bytes]) -> list[bytes]:
+    """Arguments for a call of Ray."""
+    return to_portable(*packed) if isinstance(packed, CallBody) else packed

@@ -23,6 +23,7 @@ from dovetail.engines.local import process_setup
 from dovetail.engines.ray.agent_link import AgentListener, ClusterWatcher, HeadWatchdog
 from dovetail.engines.ray.agent_pool import AgentPool, runtime_env_key
 from dovetail.engines.ray.attachment import AUTO_INIT
+from dovetail.engines.ray.call_links import READ_IN_CALLER_S
 from dovetail.engines.ray.driver_calls import DriverCalls
 from dovetail.engines.ray.driver_payloads import DriverPayloads
 from dovetail.engines.ray.message_handlers import MessageHandlers
@@ -88,7 +89,11 @@ class RayEngine:
         self.agents = AgentPool(self._folder, context, self._listener)
         self.reservation = context.reservation
         self.losses = NodeLoss(self)
-        self.calls = DriverCalls(self.workers, self._numbers, self._lock, self.nudge, self._wait_for)
+        self._draining: dict[int, StopWorker] = {}
+        """Worker -> its stop, which is sent after the calls that wait for space in its socket."""
+        self.calls = DriverCalls(
+            self.workers, self._numbers, self._lock, self.nudge, self._wait_for, self._on_calls_sent
+        )
         self._polling_thread = 0
         self._nudged = False
         """Whether `nudge` was called since the last `poll`."""
@@ -122,6 +127,8 @@ class RayEngine:
     def _advance_and_flush(self) -> None:
         with self.losses.fail_run_if_ray_lost():
             self._advance()
+            for command in list(self._draining.values()):
+                self._drain(command)
             self.agents.flush()
 
     def poll(self, timeout_s: float | None) -> list[Event]:
@@ -153,12 +160,17 @@ class RayEngine:
     def _wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
         """See `CallOwner.wait_for`."""
         if get_ident() != self._polling_thread:
+            self.calls.read_answer(call, timeout_s)
             return
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._closed.is_set() and not call.is_answered():
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 break
+            if self.calls.read_answer(call, self.calls.seconds_left(left)):
+                left = 0.0
+            elif self.calls.is_linked(call):  # another thread reads its answer, which does not end the wait
+                left = READ_IN_CALLER_S if left is None else min(left, READ_IN_CALLER_S)
             self._wait_and_handle(left)
 
     def post(self, event: Event) -> None:
@@ -196,6 +208,7 @@ class RayEngine:
                     self.forget(worker)
             self.calls.deliver()
         finally:
+            self.calls.links.close()
             self._listener.close()  # agents that are closed have answered, so this does not wait for a heartbeat
             if self.reservation is not None:
                 self.reservation.close()
@@ -347,9 +360,31 @@ class RayEngine:
             else:
                 self.lose_worker(worker, WorkerLost(worker.number, LossCause.STOPPED, command.reason))
             return
+        if command.drain:
+            self._drain(command)
+            return
         for link in worker.ranks_by_agent:
             if link not in worker.ended:
                 link.send(("stop", worker.number, command.drain, command.reason))
+
+    def _drain(self, command: StopWorker) -> None:
+        """Stop a worker after the calls that were made before. It refuses calls from the stop on."""
+        worker = self.workers.get(command.worker)
+        self._draining.pop(command.worker, None)
+        if worker is None:
+            return
+        worker.is_draining = True
+        if self.calls.links.has_unsent(worker):
+            self._draining[worker.number] = command
+            return
+        for link in worker.ranks_by_agent:
+            if link not in worker.ended:
+                link.send(("stop", worker.number, True, command.reason))
+
+    def _on_calls_sent(self) -> None:
+        """See `DriverCalls`."""
+        if self._draining:
+            self.nudge()
 
     # --- end of workers
 

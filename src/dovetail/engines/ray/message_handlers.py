@@ -163,6 +163,7 @@ class MessageHandlers:
 
     def _on_hello(self, link: AgentLink, *fields: Any) -> None:
         link.hello = hello = AgentHello(*fields)
+        link.call_address, link.call_secret = hello.call_address, hello.call_secret
         del self._failed_starts[link.node, link.runtime_env]
         agents = self._engine.agents
         context = agents.context

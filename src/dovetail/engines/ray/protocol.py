@@ -81,6 +81,8 @@ class AgentSetup(NamedTuple):
     """Paths of the source; the agent reports those that it does not see."""
     sink_folders: tuple[tuple[str, str], ...] = ()
     """Folders into which its workers write results, each with the content of its marker file."""
+    machine: str = ""
+    """Identifier of the driver's machine; an agent on the same one accepts connections for calls. Empty: unknown."""
 
 
 class AgentHello(NamedTuple):
@@ -94,6 +96,10 @@ class AgentHello(NamedTuple):
     unwritable_folders: tuple[str, ...]
     """Folders for results that the node does not share with the driver."""
     version: str
+    call_address: str = ""
+    """Name of the socket for calls in the abstract namespace (`call_socket`); empty: the driver is on another
+    machine."""
+    call_secret: str = ""
 
 
 def dovetail_version() -> str:

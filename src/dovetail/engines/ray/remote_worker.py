@@ -63,6 +63,8 @@ class RemoteWorker:
         self.sent: dict[int, SentMessage] = {}
         self.pending_commands: list[Any] = []
         """Commands and calls received before the worker could be started."""
+        self.is_draining = False
+        """Whether it ends after the calls and messages that were sent to it."""
         self.pids: dict[AgentLink, tuple[int, ...]] = {}
         self.callers: set[AgentLink] = set()
         """Agents whose workers call this one."""
