@@ -244,6 +244,9 @@ def _warm_up_fork(sock: int) -> None:
                     hook()
     for _ in range(_WARM_UP_CALLS):
         socket.socket(fileno=os.dup(sock)).close()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
     dup2(sock, sock)
     gc.enable()
     gc.disable()
