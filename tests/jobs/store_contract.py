@@ -1561,6 +1561,30 @@ class StoreContract:
                 scene.store.wake("w1")
         assert scene.store.wait("w1", PATIENCE_S)
 
+    @pytest.mark.parametrize("event", ["submit", "wake", "timeout"])
+    def test_a_wait_with_an_exchange_ends_as_a_wait(self, scene: StoreScene, event: str) -> None:
+        scene.store.register_worker(WorkerInfo("w1"))
+        while scene.store.wait("w1", 0.0):
+            pass
+        found: list[list[str]] = []
+        request = Exchange("w1", (), (), Claim(1, free_of(CPU_NODE)))
+
+        def wait() -> None:
+            reply = scene.store.wait_and_exchange(request, 0.02 if event == "timeout" else PATIENCE_S)
+            reply = scene.store.exchange(request) if reply is None else reply
+            found.append([job.spec.id for job in reply.claimed])
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        match event:
+            case "submit":
+                scene.another().submit([spec("a"), spec("b")])
+            case "wake":
+                scene.store.wake("w1")
+        thread.join(PATIENCE_S)
+        assert found == [["a"] if event == "submit" else []]
+        assert [job.state for job in scene.store.find(JobFilter()).jobs].count(JobState.LEASED) == len(found[0])
+
     def test_a_wait_without_a_reason_ends_with_its_timeout(self, scene: StoreScene) -> None:
         scene.store.register_worker(WorkerInfo("w1"))
         while scene.store.wait("w1", 0.0):

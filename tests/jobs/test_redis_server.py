@@ -145,22 +145,72 @@ def test_a_wake_up_from_the_server_that_came_between_two_waits_is_kept(store: Re
     assert not store.wait("w1", 0.0)
 
 
+def exchange_behind_a_wait(store: RedisStore, timeout_s: float = PATIENCE_S) -> list[str] | None:
+    """Claimed jobs; None if it only waited."""
+    reply = store.wait_and_exchange(Exchange("w1", (), (), Claim(1, free_of(CPU_NODE))), timeout_s)
+    return None if reply is None else [job.spec.id for job in reply.claimed]
+
+
+@pytest.mark.parametrize("has_request", [False, True])
+def test_the_server_makes_the_exchange_that_was_sent_behind_a_wait(store: RedisStore, *, has_request: bool) -> None:
+    store.register_worker(WorkerInfo("w1"))
+    if has_request:
+        assert not store.wait("w1", 0.001)  # leaves its request at the server
+    assert exchange_behind_a_wait(store, 0.02) == []
+    store.submit([spec("a"), spec("b")])
+    assert exchange_behind_a_wait(store) == ["a"]
+    assert not store.wait("w1", 0.0)  # the wake-up has been used
+    store.submit([spec("c")])
+    assert exchange_behind_a_wait(store) == ["b"]
+    found: list[list[str] | None] = []
+    thread = threading.Thread(target=lambda: found.append(exchange_behind_a_wait(store)))
+    thread.start()
+    store.wake("w1")
+    thread.join(PATIENCE_S)
+    assert found in ([None], [["c"]])  # woken before the request was sent, or after
+    while store.wait("w1", 0.0):
+        pass
+    assert exchange_behind_a_wait(store, 0.001) == ([] if found == [["c"]] else ["c"])
+
+
+def test_an_exchange_behind_a_wait_only_waits_without_the_functions_or_the_server(
+    own_store: RedisStore, own_server: RedisProcess
+) -> None:
+    own_store.register_worker(WorkerInfo("w1"))
+    own_store.submit([spec("a")])
+    with own_server.client() as client:
+        client.function_flush()
+    assert exchange_behind_a_wait(own_store, 0.001) is None
+    assert claim(own_store) == ["a"]
+    assert exchange_behind_a_wait(own_store, 0.001) == []
+    own_server.kill()
+    assert exchange_behind_a_wait(own_store) is None
+    with pytest.raises(StoreUnavailableError):
+        exchange_behind_a_wait(own_store)
+    own_server.start()
+    assert exchange_behind_a_wait(own_store, 0.001) == []
+
+
 def test_closing_the_store_ends_its_waits(redis_server: RedisProcess) -> None:
     store = RedisStore(redis_server.url, prefix="closing")
     store.submit([spec("a")])
     ended: list[object] = []
+    idle = Exchange("w2", (), (), Claim(0, free_of(CPU_NODE)))
     threads = [
         threading.Thread(target=lambda: ended.append(store.wait("w1", PATIENCE_S))),
+        threading.Thread(target=lambda: ended.append(store.wait_and_exchange(idle, PATIENCE_S))),
         threading.Thread(target=lambda: ended.append(store.wait_finished(["a"], PATIENCE_S))),
     ]
     for thread in threads:
         thread.start()
     with redis_server.client() as client:
-        until(lambda: client.info("clients")["blocked_clients"] and client.pubsub_channels("{closing}*"), "both wait")
+        until(
+            lambda: client.info("clients")["blocked_clients"] >= 2 and client.pubsub_channels("{closing}*"), "both wait"
+        )
     store.close()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert len(ended) == 2
+    assert len(ended) == 3
 
 
 # --- what is left behind

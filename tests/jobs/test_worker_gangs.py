@@ -79,6 +79,14 @@ def test_the_ranks_of_a_gang_have_the_variables_of_torchrun(queue: Queue, tmp_pa
     ]
 
 
+def test_a_job_after_a_gang_has_none_of_its_variables(queue: Queue) -> None:
+    for _ in range(2):
+        ranks = [submit(queue, "environment", "RANK", "MASTER_PORT") for _ in range(2)]
+        assert [job.result(PATIENCE_S)["RANK"] for job in ranks] == ["0", "0"]
+        jobs = [submit(queue, "environment", "RANK", "MASTER_PORT", ranks=1) for _ in range(4)]
+        assert [job.result(PATIENCE_S) for job in jobs] == [{"RANK": None, "MASTER_PORT": None}] * 4
+
+
 def test_the_failure_of_a_rank_ends_all_and_they_are_retried_as_a_whole(queue: Queue, tmp_path: Path) -> None:
     job = submit(queue, "gang_member", str(tmp_path), 1, retries={"error": 1, "backoff": "1ms"})
     first, second = members(tmp_path, 1), members(tmp_path, 2)

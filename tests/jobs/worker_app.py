@@ -186,7 +186,8 @@ def append_rank(path: str, text: str, seconds: float) -> None:
 
 @job
 def gang_member(folder: str, failing_rank: int = -1) -> dict[str, str]:
-    """Writes its variables and its pid, and waits for a file of the test. In the first attempt, one rank may fail."""
+    """Writes its variables and its pid, and waits for a file of the test. In the first attempt, one rank may fail when
+    all have begun."""
     current = current_job()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     found = {name: os.environ[name] for name in names}
@@ -197,6 +198,8 @@ def gang_member(folder: str, failing_rank: int = -1) -> dict[str, str]:
     unfinished.write_text(json.dumps(found | {"worker": current.worker, "pid": os.getpid()}))
     unfinished.rename(path)
     if current.attempt == 1 and current.rank == failing_rank:
+        while not all(Path(folder, f"{rank}.1").exists() for rank in range(current.ranks)):
+            time.sleep(0.005)
         raise ValueError(f"rank {current.rank}")
     while not Path(folder, "go").exists():
         time.sleep(0.005)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from dovetail.pipeline.durations import parse_duration
@@ -54,6 +53,8 @@ def mark_of(function: str, key: str | None, arguments: dict[str, object]) -> str
     """The mark of a job: its function, and a digest of the value of its key."""
     if key is None:
         return MARK + function
+    from hashlib import blake2b  # late, as in `job_function.py`
+
     value = json.dumps(arguments.get(key), sort_keys=True, default=repr)
     return f"{MARK}{function} {blake2b(value.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 

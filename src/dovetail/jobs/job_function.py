@@ -15,7 +15,6 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -429,6 +428,8 @@ def _load_script(text: str) -> ModuleType | Problem:
         return Problem(
             BAD_APPLICATION, message, fixes=(f"--app {nearest_word(path.name, nearby) or 'path/script.py'}",)
         )
+    from hashlib import blake2b  # late: it loads OpenSSL, which makes every process of a job 0.1 ms slower
+
     name = f"{SCRIPT_MODULE_PREFIX}{path.stem}_{blake2b(os.fsencode(path), digest_size=6).hexdigest()}"
     loaded = sys.modules.get(name)
     if loaded is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 
@@ -37,7 +36,7 @@ class JobIds:
         with self._lock:
             if self._process != os.getpid():  # a fork must not repeat the ids of its parent
                 self._process = os.getpid()
-                self._random = _base32(secrets.randbits(5 * RANDOM_DIGITS), RANDOM_DIGITS)
+                self._random = _base32(int.from_bytes(os.urandom(RANDOM_DIGITS)), RANDOM_DIGITS)
             now = time.time_ns() // 1_000_000 * _COUNTER_LIMIT
             self._latest = latest = max(now, self._latest + 1)
             return _base32(latest, TIME_DIGITS + COUNTER_DIGITS) + self._random

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from dovetail.errors import nearest_word
 from dovetail.jobs.job_id import new_job_id
@@ -212,10 +211,12 @@ def parse_zone(name: str) -> tzinfo:
     """A time zone of the IANA database. Raises CronError with the nearest name."""
     if name == "UTC":
         return _UTC
+    import zoneinfo  # late: processes of jobs import this module
+
     try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
-        known = available_timezones()
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError, TypeError):
+        known = zoneinfo.available_timezones()
     if not known:
         raise CronError("cannot be looked up: this machine has no time zones; pip install tzdata", "UTC")
     near = nearest_word(str(name)[:100], known) or "Europe/Berlin"

@@ -452,6 +452,10 @@ class Store(Protocol):
         `Reply.next_ms`. One thread waits for a worker at a time.
         """
 
+    def wait_and_exchange(self, request: Exchange, timeout_s: float) -> Reply | None:
+        """Wait as `wait`, then exchange; one round trip less for an idle worker, whose request does not change
+        meanwhile. None: it has only waited, and an exchange may have something to do."""
+
     def wake(self, worker: str) -> None:
         """End the `wait` of a worker of this process, or its next one. Cheap; called by any thread."""
 

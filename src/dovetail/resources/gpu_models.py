@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 
@@ -144,6 +143,8 @@ def similar_model(name: str) -> str | None:
     spelling, _ = _read(name)
     if spelling in _BY_SPELLING:
         return None
+    import difflib  # late: workers import this module
+
     near = difflib.get_close_matches(spelling, _BY_SPELLING, n=1, cutoff=0.6)
     return look_alike_model(name) or (_BY_SPELLING[near[0]].name if near else None)
 

@@ -17,11 +17,10 @@ import socket
 import sys
 import traceback
 from importlib import import_module
+from os import close, dup2, setsid  # a forked process finds globals at once: an attribute of a module costs it a page
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
-import cloudpickle  # noqa: F401 - every worker needs it, and only here it costs once
-
-from dovetail.engines.local.protocol import Channel, send_frame
+from dovetail.engines.local.protocol import Channel, encode_frame
 from dovetail.engines.local.supervisor import PR_SET_PDEATHSIG, child_pids, kill_children, prctl
 
 if TYPE_CHECKING:
@@ -31,6 +30,12 @@ if TYPE_CHECKING:
 
 
 _SIGCHLD, _SIGINT, _SIG_DFL = int(signal.SIGCHLD), int(signal.SIGINT), int(signal.SIG_DFL)
+_SIGKILL = int(signal.SIGKILL)
+_set_signal, _set_wakeup_fd, _default_int_handler = _signal.signal, _signal.set_wakeup_fd, signal.default_int_handler
+_unfreeze, _enable_gc = gc.unfreeze, gc.enable
+_FORK_HOOKS = (("threading", "_after_fork"), ("logging", "_after_at_fork_child_reinit_locks"), ("random", "seed"))
+"""Modules, and their functions that Python runs in every forked process."""
+_WARM_UP_CALLS = 20
 
 
 class ChildProgram(Protocol):
@@ -61,16 +66,16 @@ class ForkServer:
         self._numbers: dict[int, int] = {}
         """Pid -> the number that the driver assigned."""
         self._pids: dict[int, int] = {}
-        self._environment: dict[str, str] = dict(os.environ)
-        """Of the next process."""
-        self._changes: dict[str, str | None] = {}
-        """Variables of the next process that differ from those of this process; None: without this one."""
+        self._child_sock: socket.socket | None = None
+        """In a forked process: its socket, which stays open until it exits. Closing it would print a warning."""
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._watched = watched
+        self._own_fds = (self._channel.fileno(), self._wake_read, self._wake_write, *watched)
+        """Closed in forked processes, which never use or collect the objects that hold them."""
 
     def run(self) -> None:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _ignore)
         poll = select.poll()
         for fd in (self._channel.fileno(), self._wake_read, *self._watched):
             poll.register(fd, select.POLLIN)
@@ -93,8 +98,7 @@ class ForkServer:
         match frame.head:
             case ("spawn", number, environment, fresh, cells):
                 if environment is not None:
-                    self._environment = environment
-                    self._changes = _differences(os.environ, environment)
+                    _set_environment(environment)
                 self._spawn(number, bytes(frame.body), frame.descriptors, cells, fresh=fresh or _thread_count() != 1)
             case ("kill", number, how) if number in self._pids:
                 _kill(self._pids[number], how)
@@ -107,6 +111,8 @@ class ForkServer:
             self._program.prepare(body)
         except BaseException as reason:
             error = "".join(traceback.format_exception_only(reason)).strip() or "failed"
+        if _thread_count() == 1:
+            _warm_up_fork(self._channel.fileno())
         gc.collect()
         gc.freeze()
         self._send("prepared", os.getpid(), error)
@@ -132,28 +138,23 @@ class ForkServer:
     def _in_child(self, spec: bytes, descriptors: tuple[int, ...], cells: tuple[int, ...], *, fresh: bool) -> NoReturn:
         code = 70
         try:
-            signal.set_wakeup_fd(-1)
-            _signal.signal(_SIGCHLD, _SIG_DFL)
-            _signal.signal(_SIGINT, signal.default_int_handler)
-            os.setsid()
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            _set_wakeup_fd(-1)
+            _set_signal(_SIGCHLD, _SIG_DFL)
+            _set_signal(_SIGINT, _default_int_handler)
+            setsid()
+            prctl(PR_SET_PDEATHSIG, _SIGKILL)
             sock, log = descriptors
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            os.close(log)
-            os.close(self._channel.sock.detach())
-            for fd in (self._wake_read, self._wake_write, *self._watched):
-                os.close(fd)
+            dup2(log, 1)
+            dup2(log, 2)
+            close(log)
+            for fd in self._own_fds:
+                close(fd)
             if fresh:
-                _exec_interpreter(self._program, (sock, self._breadcrumbs_fd), cells, spec, self._environment)
-            for name, value in self._changes.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
-            gc.unfreeze()
-            gc.enable()
-            code = self._program.main(socket.socket(fileno=sock), self._breadcrumbs_fd, cells, spec)
+                _exec_interpreter(self._program, (sock, self._breadcrumbs_fd), cells, spec, dict(os.environ))
+            _unfreeze()
+            _enable_gc()
+            self._child_sock = socket.socket(fileno=sock)
+            code = self._program.main(self._child_sock, self._breadcrumbs_fd, cells, spec)
         except BaseException:
             report_crash()
         finally:
@@ -194,7 +195,7 @@ class ForkServer:
 
     def _send(self, *what: object) -> None:
         with contextlib.suppress(OSError):
-            send_frame(self._channel.sock, what)
+            self._channel.sock.sendall(encode_frame(what)[0])
 
     def kill_all(self) -> None:
         """Kill until no child is left: process groups first, then adopted processes that left their group."""
@@ -217,10 +218,38 @@ def _thread_count() -> int:
         return 1
 
 
-def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables to set, or with None to remove. Setting all of them in every process would cost more than its fork."""
-    changed: dict[str, str | None] = {name: value for name, value in after.items() if before.get(name) != value}
-    return changed | dict.fromkeys(name for name in before if name not in after)
+def _set_environment(environment: Mapping[str, str]) -> None:
+    """Change the variables of this process, which forked ones inherit: setting them in each of those would copy pages
+    of memory."""
+    for name in [name for name in os.environ if name not in environment]:
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _ignore(*_: object) -> None:
+    """Handler of SIGCHLD; the wake-up descriptor reports it."""
+
+
+def _warm_up_fork(sock: int) -> None:
+    """Run here what every forked process runs first: it fills caches of the interpreter and of the dynamic linker,
+    which each process would fill again, each time copying the pages of memory that it writes to. Only without other
+    threads, which `threading` would take for ended."""
+    for module, name in _FORK_HOOKS:
+        hook = getattr(sys.modules.get(module), name, None)
+        if hook is not None:
+            with contextlib.suppress(Exception):
+                for _ in range(_WARM_UP_CALLS):
+                    hook()
+    for _ in range(_WARM_UP_CALLS):
+        socket.socket(fileno=os.dup(sock)).close()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    dup2(sock, sock)
+    gc.enable()
+    gc.disable()
 
 
 def report_crash() -> None:

@@ -134,13 +134,14 @@ def become_subreaper() -> None:
 
 def prctl(option: int, value: int) -> None:
     """Set an attribute of this process; does nothing in a Python without libffi."""
-    libc = _load_libc()
+    libc = load_libc()
     if libc is not None:
         libc.prctl(option, value)
 
 
 @functools.cache
-def _load_libc() -> Any:
+def load_libc() -> Any:
+    """The C library; None in a Python without libffi."""
     try:
         import ctypes  # late: the driver needs nothing of it
 

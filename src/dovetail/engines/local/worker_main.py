@@ -13,6 +13,8 @@ from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import cloudpickle  # noqa: F401 - every worker needs it; the fork server imports it once
+
 from dovetail.control.engine import CONTROL_METHODS
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.local.message_runner import MessageRunner

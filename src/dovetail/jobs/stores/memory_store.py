@@ -133,6 +133,10 @@ class MemoryStore:
         with self._news:
             return self._news.wait_for(lambda: self._closed or self._take_news(worker), timeout_s)
 
+    def wait_and_exchange(self, request: Exchange, timeout_s: float) -> Reply | None:
+        self.wait(request.worker, timeout_s)
+        return None
+
     def wake(self, worker: str) -> None:
         with self._news:
             self._woken.add(worker)

@@ -209,9 +209,7 @@ class RedisServer:
 
     def call(self, name: bytes, *arguments: bytes) -> Any:
         """Call a function of the library: one atomic step."""
-        clock = b"" if self._clock_ms is None else b"%d" % self._clock_ms()
-        function = self._library + b"_" + name
-        command = pack_command((b"FCALL", function, b"1", self.prefix, clock, *arguments))
+        command = self.command(name, *arguments)
         for _ in range(3):
             try:
                 reply = self._request(command)
@@ -223,6 +221,18 @@ class RedisServer:
                 self._has_served = True
                 return reply
         raise AssertionError(f"{self.address} forgets the library of functions as soon as it is loaded")
+
+    def command(self, name: bytes, *arguments: bytes) -> bytes:
+        """The call of a function, packed, at the current time of a clock for tests."""
+        clock = b"" if self._clock_ms is None else b"%d" % self._clock_ms()
+        return pack_command((b"FCALL", self._library + b"_" + name, b"1", self.prefix, clock, *arguments))
+
+    def add_wake_up(self, key: bytes) -> None:
+        """Add the member of a sorted set that a worker waits for."""
+        try:
+            self._request(pack_command((b"ZADD", key, b"NX", b"0", b"")))
+        except self._errors.ResponseError as error:
+            self.refuse(error)
 
     def ping(self) -> None:
         """Wait until the server has written the replies of all connections."""

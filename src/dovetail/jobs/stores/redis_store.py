@@ -6,6 +6,8 @@ the server's.
 
 A worker waits for a member of the sorted set `wake:WORKER` (BZPOPMIN), which steps add for the workers that their
 effects concern. The request stays at the server when `wake` ends the wait: a busy worker sends nothing for its waits.
+An idle worker sends its next exchange behind the request: the server runs it as soon as it ends the wait, which saves a
+round trip. So a worker that is stopped or unreachable while it is idle can still claim once; these leases expire.
 A submitter that waits for jobs subscribes to a channel per job; only the end of jobs that are waited for is published.
 """
 
@@ -15,13 +17,13 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, Problem, short_repr
 from dovetail.jobs.job import FINISHED
 from dovetail.jobs.store import Page, Purged, QueueStats, Receipt, purgeable_states
 from dovetail.jobs.stores import redis_codec as codec
-from dovetail.jobs.stores.redis_connection import RedisLink, RedisServer, has_words
+from dovetail.jobs.stores.redis_connection import RedisLink, RedisServer, has_words, pack_command
 from dovetail.jobs.stores.serialization import schedule_to_text, spec_to_text, worker_to_text
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class RedisStore:
             message = f"prefix={short_repr(prefix)} must be a text without braces"
             raise ConfigError(Problem("DT666", message, fixes=('prefix="dovetail"',)))
         self._server = RedisServer(url, prefix, clock_ms)
+        self._has_test_clock = clock_ms is not None
         self._waiters: dict[str, WorkerWaiter] = {}
         self._subscriptions: list[Subscription] = []
         self._lock = threading.Lock()
@@ -175,6 +178,14 @@ class RedisStore:
 
     def wait(self, worker: str, timeout_s: float) -> bool:
         return self._waiter(worker).wait(timeout_s)
+
+    def wait_and_exchange(self, request: Exchange, timeout_s: float) -> Reply | None:
+        if self._has_test_clock:  # the call would have the time at which it was sent
+            self.wait(request.worker, timeout_s)
+            return None
+        command = self._server.command(b"exchange", *codec.exchange_arguments(request))
+        reply = self._waiter(request.worker).exchange(command, timeout_s)
+        return None if reply is None else codec.reply_from(reply, request)
 
     def wake(self, worker: str) -> None:
         self._waiter(worker).wake()
@@ -319,6 +330,45 @@ class WorkerWaiter:
                 return True
             self._server.refuse(error)
 
+    def exchange(self, command: bytes, timeout_s: float) -> Any:
+        """Wait, with this call behind the request; its reply, or None if it was not made or has failed."""
+        with self._waiting:
+            if self._is_woken:
+                self._clear()
+                return None
+            try:
+                return self._exchange(command, time.monotonic() + timeout_s)
+            except self._server.broken:
+                self._disconnect()
+                return None
+
+    def _exchange(self, command: bytes, deadline: float) -> Any:
+        connection = self._connected()
+        if self._late_at is None:
+            self._request(connection, command)
+        else:
+            connection.send_packed(command)
+        self._late_at = None  # from here on, both replies are read, or the connection is closed
+        replies: list[Any] = []
+        try:
+            if not self._is_readable(connection, deadline):
+                if self._ended:
+                    return None
+                self._server.add_wake_up(self._key)
+            while len(replies) < 2:
+                replies += connection.read_all()
+        finally:
+            if len(replies) < 2:
+                self._disconnect()
+        return None if isinstance(replies[1], Exception) else replies[1]
+
+    def _is_readable(self, connection: RedisLink, deadline: float) -> bool:
+        """Wait for a reply until the deadline, or until `wake`."""
+        ready = dict(self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        if self._signal.fd in ready and not self._ended:
+            self._clear()
+        return connection.socket.fileno() in ready
+
     def _clear(self) -> bool:
         if self._ended:
             self._disconnect()
@@ -363,8 +413,9 @@ class WorkerWaiter:
             self._connection, self._late_at = connection, None
         return self._connection
 
-    def _request(self, connection: RedisLink) -> None:
-        connection.send(b"BZPOPMIN", self._key, b"%d" % WAKE_BLOCK_S)
+    def _request(self, connection: RedisLink, following: bytes = b"") -> None:
+        """Ask for a wake-up, and send a command that the server runs behind it."""
+        connection.send_packed(pack_command((b"BZPOPMIN", self._key, b"%d" % WAKE_BLOCK_S)) + following)
         self._late_at = time.monotonic() + WAKE_BLOCK_S + LATE_S
 
     def _read(self, connection: RedisLink) -> bool:

@@ -204,6 +204,10 @@ class SqliteStore:
             self._close_waiter(waiter)
         return False
 
+    def wait_and_exchange(self, request: Exchange, timeout_s: float) -> Reply | None:
+        self.wait(request.worker, timeout_s)
+        return None
+
     def wake(self, worker: str) -> None:
         if not self._closed:
             self._waiter(worker).wake()

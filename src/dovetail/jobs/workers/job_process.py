@@ -15,10 +15,11 @@ import socket
 import sys
 import threading
 import time
+from os import WNOHANG
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from dovetail.engines.local.protocol import DONT_WAIT, Channel, encode_frame, send_frame
-from dovetail.engines.local.supervisor import become_subreaper
+from dovetail.engines.local.supervisor import become_subreaper, load_libc
 from dovetail.engines.local.timestamped_output import TimestampedOutput
 from dovetail.engines.local.worker_environment import THREAD_VARIABLES
 from dovetail.errors import DovetailError
@@ -118,6 +119,8 @@ def prepare(body: bytes) -> None:
         os.chdir(setup.folder)
     sys.path[:] = list(setup.path)
     sys.argv = [""]
+    if setup.allow_pickle:
+        import cloudpickle  # noqa: F401 - payloads need it; not in each process
     files = None
     if setup.files is not None:
         from dovetail.jobs.payload_files import open_files
@@ -144,6 +147,7 @@ def _warm_up(call: JobCall) -> None:
             link = JobLink(ours)
             link.send_ending(call_function(link, JobCall.unpack(call.pack())))
             theirs.recv(WARM_UP_REPLY_BYTES)
+    getattr(load_libc(), "waitpid", None)  # for `has_no_children`: found once, and kept
 
 
 def main(sock: socket.socket, breadcrumbs_fd: int, cells: Sequence[int], spec: bytes) -> int:  # noqa: ARG001 - of ChildProgram
@@ -302,8 +306,13 @@ def _on_terminate(*_: object) -> NoReturn:
 
 def has_no_children() -> bool:
     """Whether the job has left no child process. This process adopts its orphans, whatever their session."""
+    libc = load_libc()
+    if libc is not None:  # without the exception of `os.waitpid`, whose text alone costs 0.05 ms
+        while (found := libc.waitpid(-1, None, WNOHANG)) > 0:
+            pass
+        return bool(found < 0)
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
+        while os.waitpid(-1, WNOHANG)[0]:
             pass
     except ChildProcessError:
         return True

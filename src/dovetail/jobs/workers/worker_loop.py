@@ -157,8 +157,8 @@ class WorkerLoop:
             self.state = LoopState.RUNNING
         while not self._is_over():
             reply = self._step()
-            if reply is not None and not self._is_over():
-                self._wait(reply)
+            while reply is not None and not self._is_over():
+                reply = self._wait(reply)
         self.state = LoopState.ENDED
         with suppress(StoreUnavailableError):  # it is forgotten after some time
             self._store.remove_worker(self._worker)
@@ -216,16 +216,7 @@ class WorkerLoop:
         if self._was_woken and self._renewal.early_in_s() <= 0:
             self._was_woken = False
             renewals = tuple(self._renewal.collect())
-        may_claim = not draining and time.monotonic() >= self._claims_paused_until
-        slots, preemptible = (self._capacity.free_slots(), self._preemptible()) if may_claim else (0, ())
-        address = self._rendezvous.address() if may_claim else ""
-        # also without slots, so that the store knows that this worker takes nothing
-        options = self._options
-        ends_in_ms = table.ends_in_ms(time.monotonic(), options.kill_grace_s)
-        free, delay_ms = self._capacity.claimable(), options.placement_delay_ms
-        rooms = () if draining else self._batches.rooms
-        claim = Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms, address, rooms)
-        request = Exchange(self._worker, completions, renewals, claim, options.lease_ms)
+        request = Exchange(self._worker, completions, renewals, self._claim(), self._options.lease_ms)
         try:
             reply = self._store.exchange(request)
         except StoreUnavailableError as error:
@@ -234,11 +225,31 @@ class WorkerLoop:
             self._was_woken = self._was_woken or bool(renewals)
             self._on_store_away(error)
             return None
+        return self._on_exchanged(request, reply)
+
+    @property
+    def _may_claim(self) -> bool:
+        return self.state is not WorkerState.DRAINING and time.monotonic() >= self._claims_paused_until
+
+    def _claim(self) -> Claim:
+        """What this worker can take; also without slots, so that the store knows that it takes nothing."""
+        may_claim, options = self._may_claim, self._options
+        slots, preemptible = (self._capacity.free_slots(), self._preemptible()) if may_claim else (0, ())
+        address = self._rendezvous.address() if may_claim else ""
+        ends_in_ms = self._table.ends_in_ms(time.monotonic(), options.kill_grace_s)
+        free, delay_ms = self._capacity.claimable(), options.placement_delay_ms
+        rooms = () if self.state is WorkerState.DRAINING else self._batches.rooms
+        return Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms, address, rooms)
+
+    def _on_exchanged(self, request: Exchange, reply: Reply) -> Reply | None:
+        """Handle a reply. Returns None if there is more to do at once."""
+        assert request.claim is not None
         self._on_store_reached()
-        self._on_reply(reply, completions)
-        if renewals or reply.preempted:
+        self._on_reply(reply, request.completions)
+        if request.renewals or reply.preempted:
             self._renewal.apply(reply)
-        may_claim_more = may_claim and len(reply.claimed) >= slots and self._capacity.free_slots() > 0
+        is_full = len(reply.claimed) >= request.claim.slots
+        may_claim_more = is_full and self._may_claim and self._capacity.free_slots() > 0
         return None if may_claim_more or self._batches.has_new else reply
 
     def _on_reply(self, reply: Reply, completions: Sequence[Completion]) -> None:
@@ -269,7 +280,8 @@ class WorkerLoop:
         except (DovetailError, ValueError) as error:  # written by another version
             self._say(f"schedule {schedule.name} cannot be fired: {error}")
 
-    def _wait(self, reply: Reply) -> None:
+    def _wait(self, reply: Reply) -> Reply | None:
+        """Wait, and make the next exchange if the worker is idle: its reply, else None."""
         table = self._table
         timeout_s = self._options.lease_ms / 3000
         if reply.next_ms is not None:
@@ -287,16 +299,26 @@ class WorkerLoop:
         if table.has_completions or self._wakeup.is_set():
             table.is_loop_waiting = False
             self._wakeup.clear()
-            return
+            return None
+        is_idle = self._may_claim and not (table.running or table.abandoned or self._was_woken)
+        request = Exchange(self._worker, (), (), self._claim(), self._options.lease_ms) if is_idle else None
+        woken, following = False, None
         try:
-            woken = self._store.wait(self._worker, timeout_s)
+            if request is None:
+                woken = self._store.wait(self._worker, timeout_s)
+            else:
+                following = self._store.wait_and_exchange(request, timeout_s)
         except StoreUnavailableError as error:
             self._on_store_away(error)
-            return
+            return None
         if woken and table.is_loop_waiting:  # otherwise an attempt has ended
             self._was_woken = bool(table.running)
         table.is_loop_waiting = False
         self._wakeup.clear()
+        if request is None or following is None:
+            return None
+        handled = self._on_exchanged(request, following)
+        return None if self.state is WorkerState.DRAINING else handled
 
     # --- claimed jobs
 
