@@ -229,7 +229,7 @@ class WorkerLoop:
 
     @property
     def _may_claim(self) -> bool:
-        return self.state is not WorkerState.DRAINING and time.monotonic() >= self._claims_paused_until
+        return self.state is not LoopState.DRAINING and time.monotonic() >= self._claims_paused_until
 
     def _claim(self) -> Claim:
         """What this worker can take; also without slots, so that the store knows that it takes nothing."""
@@ -238,7 +238,7 @@ class WorkerLoop:
         address = self._rendezvous.address() if may_claim else ""
         ends_in_ms = self._table.ends_in_ms(time.monotonic(), options.kill_grace_s)
         free, delay_ms = self._capacity.claimable(), options.placement_delay_ms
-        rooms = () if self.state is WorkerState.DRAINING else self._batches.rooms
+        rooms = () if self.state is LoopState.DRAINING else self._batches.rooms
         return Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms, address, rooms)
 
     def _on_exchanged(self, request: Exchange, reply: Reply) -> Reply | None:
@@ -318,7 +318,7 @@ class WorkerLoop:
         if request is None or following is None:
             return None
         handled = self._on_exchanged(request, following)
-        return None if self.state is WorkerState.DRAINING else handled
+        return None if self.state is LoopState.DRAINING else handled
 
     # --- claimed jobs
 
