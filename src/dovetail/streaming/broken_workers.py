@@ -22,7 +22,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dovetail.control.events import FailureCause
 from dovetail.control.lifecycle import WorkerState
+from dovetail.pipeline.units import short_unit_name
 from dovetail.streaming.failure_streak import MAX_HELD_CALLS, Trial, is_suspicious
 from dovetail.streaming.retry import suspects_of_failure
 
@@ -161,12 +163,22 @@ class BrokenWorkers:
             return 0
         if unit.spec.barrier:
             return self.failure_handler.charge(unit, suspect)
+        if unit.spec.skip_failed and self.fleet.health.on_worker_broken(unit) and not self.state.options.serving:
+            self._fail_run(unit, suspect)
+            return 0
         unit.count_retry()
         used_up = suspect.failed_attempts >= unit.spec.retries
         if broke_worker if unit.spec.skip_failed else used_up:
             return self.failure_handler.fail_items(unit, suspect, skip=unit.spec.skip_failed)
         self._retry_culprit(unit, suspect)
         return 0
+
+    def _fail_run(self, unit: UnitState, suspect: Suspect) -> None:
+        """Skipping items does not help: whatever workers are called with, their processes break."""
+        count = unit.failures.replaced_in_succession
+        name = suspect.stage or short_unit_name(unit.name)
+        error = f"{name}: {count} workers in succession were broken, and no call passed; the last: {suspect.error}"
+        self.failure_handler.fail_run(unit, suspect, error, FailureCause.BROKEN_WORKERS)
 
     def _on_culprit_failed(self, unit: UnitState, worker: Worker, suspect: Suspect) -> int:
         """Items failed again with which a worker broke before: they fail, and this worker is replaced, too."""

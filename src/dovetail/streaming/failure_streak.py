@@ -168,6 +168,11 @@ class UnitFailures:
         """Longest streak of failures of a suspected worker that was not broken."""
 
     @property
+    def awaits_success(self) -> bool:
+        """Whether a call that passes changes anything."""
+        return bool(self.streaks) or self.replaced_in_succession > 0
+
+    @property
     def replaced_enough(self) -> bool:
         """Whether new workers fail, too, so that the items are to blame."""
         return self.replaced_in_succession >= MAX_REPLACEMENTS_WITHOUT_SUCCESS
