@@ -96,6 +96,48 @@ def test_neighbours_that_break_their_workers_cost_no_good_item(
     assert replacements(rig, workers) <= 3 * len(keys)
 
 
+@pytest.mark.parametrize("retries", [0, 3])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("count", [10, 20])
+def test_many_neighbours_that_break_the_only_workers_cost_no_good_item(count: int, workers: int, retries: int) -> None:
+    """When new workers fail, too, a worker with many failures is replaced, and its latest item is tried first."""
+    keys = frozenset((number,) for number in range(10, 10 + count))
+    rig = run(Behaviour(0.1, poison=keys), 400, workers, retries=retries)
+    assert rig.failed() == Counter(keys)
+    assert replacements(rig, workers) <= 4 * count
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(st.integers(0, 200), st.integers(4, 20), st.sampled_from([1, 2, 4]), st.sampled_from([0, 1, 3]))
+def test_many_neighbours_that_break_their_workers_cost_few_good_items(
+    first: int, count: int, workers: int, retries: int
+) -> None:
+    keys = frozenset((number,) for number in range(first, first + count))
+    rig = run(Behaviour(0.1, poison=keys), 400, workers, retries=retries)
+    assert set(rig.failed()) >= keys
+    assert rig.failed().total() <= 2 * count
+    assert replacements(rig, workers) <= 5 * count
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(st.integers(0, 2**32))
+def test_a_run_ends_whatever_breaks_its_workers(seed: int) -> None:
+    """Also where several slots, batches and ordinary bad rows make it unclear what broke a worker."""
+    dice = Random(seed)
+    items, workers = dice.choice([60, 200]), dice.choice([1, 2, 4])
+    starts = [dice.randrange(items) for _ in range(dice.randrange(1, 4))]
+    broken = {number for start in starts for number in range(start, min(items, start + dice.randrange(1, 30)))}
+    share = dice.choice([0.0, 0.1])
+    bad = {number for number in range(items) if dice.random() < share} - broken
+    behaviour = Behaviour(
+        dice.choice([0.001, 0.1]),
+        poison=frozenset((number,) for number in broken),
+        item=lambda key, _: Raises() if key[0] in bad else Gives(),
+    )
+    settings = {"retries": dice.choice([0, 1, 3]), "batch_size": dice.choice([1, 4]), "slots": dice.choice([1, 3])}
+    run(behaviour, items, workers, **settings)
+
+
 def test_ordinary_bad_rows_cost_no_restart_and_one_call_each() -> None:
     bad = {(number,) for number in Random(19).sample(range(10_000), 1000)}
     calls: Counter[Key] = Counter()

@@ -232,8 +232,8 @@ class BrokenWorkers:
         """Find out whether a worker is broken: try the items that failed in it on other workers."""
         if worker.state is not WorkerState.READY:
             return  # its items run elsewhere when it is gone
-        if unit.failures.replaced_enough:  # which worker could show what is wrong with the items is unknown
-            self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
+        if unit.failures.replaced_enough:
+            self._probe(unit, worker, streak)
             return
         if unit.failures.trial is not None:
             if unit.has_sound_worker() and worker.id not in unit.failures.trial.unconfirmed:
@@ -247,15 +247,30 @@ class BrokenWorkers:
             unit.failures.clear_streak(length)
             self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
             return
-        first = held[0] if len(held) > 1 else None
-        trial = Trial(worker.id, length, first)
-        trial.begin(replace(suspect, trial=trial) for suspect in reversed(held if first is None else held[1:]))
         if any(unit.is_sound(other) for other in unit.workers.values() if other is not worker):
             self._pause(unit, worker)
             text = f"worker {worker.id} of {unit.name} is suspected: {count}; their items are tried on other workers"
             self.state.add_note("worker", text, worker=worker.id, unit=unit.name)
         else:
             self._replace(unit, worker, f"{count}; their items are tried on the new worker")
+        self._begin_trial(unit, worker, length, held)
+
+    def _probe(self, unit: UnitState, worker: Worker, streak: FailureStreak) -> None:
+        """New workers fail, too: replace this one, and try the latest items first. If one of them passes, earlier ones
+        that are neighbours broke the workers; if none does, they are all to blame."""
+        trial, length = unit.failures.trial, streak.length
+        suspected = None if trial is None else self.state.workers.get(trial.worker)
+        held = [*unit.end_trial(), *unit.failures.end_streak(worker.id)]
+        for other in (worker, suspected):
+            if other is not None:
+                self._replace(unit, other, f"{length} calls failed in succession")
+        if held:
+            self._begin_trial(unit, worker, length, held)
+
+    def _begin_trial(self, unit: UnitState, worker: Worker, length: int, held: list[Suspect]) -> None:
+        first = held[0] if len(held) > 1 else None
+        trial = Trial(worker.id, length, first)
+        trial.begin(replace(suspect, trial=trial) for suspect in reversed(held if first is None else held[1:]))
         unit.begin_trial(trial)
 
     def _last_error(self, streak: FailureStreak) -> str:
@@ -280,8 +295,9 @@ class BrokenWorkers:
         suspects = trial.take_unconfirmed(worker) if trial is not None else []
         if trial is None or not suspects:
             return
-        trial.begin(suspects[1:])
-        unit.add_suspects(suspects[1:])
+        again = [replace(suspect, trial=trial) for suspect in suspects[1:]]
+        trial.begin(again)
+        unit.add_suspects(again)
         self._retry_culprit(unit, suspects[0])
 
     def _on_trial_passed(self, unit: UnitState, trial: Trial) -> None:
