@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import json
 import multiprocessing
 import operator
 import os
@@ -609,6 +610,23 @@ def test_files_of_a_worker_do_not_get_numbers_of_standard_files(mode: str) -> No
     ]
     run = run_of(*stages, source=range(100), cluster="1x(2cpu, 8GB)", mode=mode)
     assert sorted(run) == list(map(float, range(100)))
+    assert [(unit.name, unit.lost, unit.failed) for unit in run.stats.units if unit.lost or unit.failed] == []
+
+
+def sums_and_closes_standard_files(items: list[Any]) -> list[Any]:
+    return [{"sum": value} for value in firsts(closes_standard_files(items))]
+
+
+@pytest.mark.parametrize("mode", ["streaming", "waves"])
+def test_spool_and_part_files_do_not_get_numbers_of_standard_files(tmp_path: Path, mode: str) -> None:
+    stages = [
+        dt.Stage("make", closes_standard_files_each_time, batch_size=1, fuse=False, workers=1),
+        dt.Stage("read", sums_and_closes_standard_files, fuse=False, workers=1),
+    ]
+    out = tmp_path / "out.jsonl"
+    run = dt.run(stages, range(100), sink=str(out), cluster="1x(2cpu, 8GB)", mode=mode)
+    run.wait()
+    assert sorted(json.loads(line)["sum"] for line in out.read_text().splitlines()) == list(range(100))
     assert [(unit.name, unit.lost, unit.failed) for unit in run.stats.units if unit.lost or unit.failed] == []
 
 

@@ -21,6 +21,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.engines.local.buffer_pool import MappedPayload
+from dovetail.engines.local.standard_descriptors import move_from_standard_descriptors
 from dovetail.errors import EngineError, Problem
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class Channel:
             if level == _SOCKET and kind == _RIGHTS:
                 numbers = array("i")
                 numbers.frombytes(fds[: len(fds) - len(fds) % 4])
-                self._descriptors += numbers
+                self._descriptors += numbers if min(numbers, default=3) > 2 else move_from_standard_descriptors(numbers)
         if not data:
             return [], False
         self._read_bytes = LARGE_READ_BYTES if len(data) == size else READ_BYTES

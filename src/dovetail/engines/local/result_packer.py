@@ -201,6 +201,7 @@ class ResultPacker:
 
     def write_items(self, writer: Writer, keys: Keys, items: list[Any]) -> Any:
         if writer not in self._begun_writers:
+            open_standard_descriptors()
             writer.begin(self._spec.part_name())
             self._begun_writers.append(writer)
         return (len(items), 0, KIND_WRITTEN, (), tuple(writer.write(keys, items)), None)
