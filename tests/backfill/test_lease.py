@@ -558,7 +558,7 @@ def test_temporary_files_of_a_process_of_this_machine_are_removed_as_soon_as_it_
         "pathlib.Path.replace = lambda *_: (print(flush=True), sys.stdin.read())\n"
         f"Store(sys.argv[1]).put('{column_folder('n')}/lease/claim', b'data')\n"
     )
-    store = Store(str(tmp_path))
+    store = TableStore(str(tmp_path))
     folder = tmp_path / "_dovetail" / column_folder("n") / "lease"
     command = [sys.executable, "-c", writes, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
