@@ -554,9 +554,9 @@ def test_temporary_files_of_a_process_of_this_machine_are_removed_as_soon_as_it_
     """It was killed before it could rename the file."""
     writes = (
         "import os, pathlib, sys\n"
-        "from dovetail.backfill.store import Store\n"
+        "from dovetail.backfill.store import TableStore\n"
         "pathlib.Path.replace = lambda *_: (print(flush=True), sys.stdin.read())\n"
-        f"Store(sys.argv[1]).put('{column_folder('n')}/lease/claim', b'data')\n"
+        f"TableStore(sys.argv[1]).put('{column_folder('n')}/lease/claim', b'data')\n"
     )
     store = TableStore(str(tmp_path))
     folder = tmp_path / "_dovetail" / column_folder("n") / "lease"
