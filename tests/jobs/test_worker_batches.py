@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,10 @@ from dovetail.jobs.batch import Batch, is_marked, mark_of, marked_shape, unmarke
 from dovetail.jobs.job import NO_RESOURCES, JobSpec, JobState, Lease, Outcome, Retries
 from dovetail.jobs.job_function import Application, job
 from dovetail.jobs.job_handle import Job
-from dovetail.jobs.store import ClaimedJob
+from dovetail.jobs.job_logs import JobLogs
+from dovetail.jobs.payload_files import log_name, open_files
+from dovetail.jobs.queue import Queue
+from dovetail.jobs.store import ClaimedJob, JobFilter
 from dovetail.jobs.submission import prepare
 from dovetail.jobs.workers.job_batches import JobBatch
 from dovetail.jobs.workers.running_attempt import RunningAttempt
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from dovetail.jobs.queue import Queue
     from dovetail.jobs.workers.worker import Worker
 
 APPLICATION = Application.load([APP])
@@ -257,6 +260,61 @@ def test_a_call_that_exceeds_the_timeout_of_a_job_ends_for_all(queue: Queue, tmp
     assert (first.outcome, last.outcome) == (Outcome.TIMEOUT, Outcome.SUCCEEDED)
     assert "the call for 2 jobs" in first.error
     assert [attempt.outcome for attempt in long.attempts] == [Outcome.TIMEOUT] * 2
+
+
+# --- output
+
+
+@pytest.mark.processes
+def test_each_job_shows_the_output_of_its_call_also_without_the_others(tmp_path: Path) -> None:
+    with Queue(f"sqlite:///{tmp_path}/jobs.db", if_no_worker="ignore") as queue:
+        jobs = queue.submit_many(in_process, [(str(tmp_path), name) for name in "abcd"])
+        with working(queue, slots=2):
+            for one in jobs:
+                one.result(60)
+            output = jobs[0].logs()
+            assert output.endswith("call for 4 jobs\n")
+            assert [one.logs() for one in jobs] == [output] * 4
+        queue.store.purge(JobFilter(), limit=1)
+        assert queue.files is not None
+        queue.files.delete_of([jobs[0].id])
+        assert [one.logs() for one in jobs[1:]] == [output] * 3
+
+
+def written(logs: JobLogs, names: list[str], text: bytes) -> None:
+    log = logs.open(names)
+    os.write(log.fd, text)
+    logs.close(log, has_writers=False)
+
+
+def test_large_output_of_a_call_is_uploaded_once_and_the_other_jobs_name_the_command_that_prints_it(
+    tmp_path: Path,
+) -> None:
+    files = open_files(f"memory://{tmp_path.name}/files/")
+    logs = JobLogs(files, tmp_path, limit_bytes=100)
+    small, large = ([log_name(f"{job}{size}", 1) for job in "ab"] for size in ("small", "large"))
+    written(logs, small, b"x" * 50)
+    written(logs, large, b"x" * 51)
+    assert [files.read(name) for name in small] == [b"x" * 50] * 2
+    reference = b"[dovetail: one call for 2 jobs; its output: dovetail jobs logs alarge --attempt 1]\n"
+    assert [files.read(name) for name in large] == [b"x" * 51, reference]
+
+
+def test_jobs_name_the_command_that_prints_their_output_where_a_file_has_only_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def link_once(source: str, path: Path, **options: Any) -> None:
+        if list(tmp_path.glob("*/*/*.log")):
+            raise PermissionError("no hard links here")
+        link(source, path, **options)
+
+    monkeypatch.setattr(os, "link", link_once)
+    logs = JobLogs(None, tmp_path)
+    written(logs, [log_name(job, 1) for job in ("first", "second")], b"text\n")
+    assert logs.read("first", 1) == "text\n"
+    assert "2 jobs; its output: dovetail jobs logs first --attempt 1]" in logs.read("second", 1)
 
 
 # --- figures

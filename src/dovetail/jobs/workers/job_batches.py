@@ -112,6 +112,10 @@ class BatchAttempt(RunningAttempt):
     def first_spec(self) -> JobSpec:
         return self.items[0].spec
 
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        return tuple(name for item in self.items for name in item.log_names)
+
     def report(self, fraction: float | None, message: str | None) -> None:
         for item in self.items:
             item.report(fraction, message)
