@@ -21,6 +21,7 @@ from dovetail.jobs.payload_files import log_name, open_files
 from dovetail.jobs.queue import Queue
 from dovetail.jobs.store import ClaimedJob, JobFilter
 from dovetail.jobs.submission import prepare
+from dovetail.jobs.workers.batch_call import BatchCall
 from dovetail.jobs.workers.job_batches import JobBatch
 from dovetail.jobs.workers.running_attempt import RunningAttempt
 from dovetail.resources.resources import Resources
@@ -164,6 +165,21 @@ def test_a_result_is_needed_for_each_job(queue: Queue) -> None:
             with pytest.raises(JobError, match=r"too_few\(\) returned 1 results for 2 jobs"):
                 one.result(60)
     assert states(jobs) == [JobState.FAILED] * 2
+
+
+@pytest.mark.parametrize("function", [double, double_async])
+def test_a_call_that_cannot_be_prepared_is_a_failure_of_its_jobs(
+    queue: Queue, calls: str, function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError("no room for the arguments")
+
+    monkeypatch.setattr(BatchCall, "__init__", refuse)
+    jobs = queue.submit_many(function, [(calls, number) for number in (1, 2, 3, 4)], retries=0)
+    with working(queue):
+        for one in jobs:
+            with pytest.raises(JobError, match="no room for the arguments"):
+                one.result(60)
 
 
 # --- cancellation and drain
