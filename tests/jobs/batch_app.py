@@ -76,9 +76,11 @@ def in_process(folder: str, name: list[str]) -> list[dict[str, Any]]:
 
 
 @job(batch=Batch(size=32, wait="10ms"), isolation="thread")
-def with_fixed_cost(number: list[int]) -> list[int]:
+def with_fixed_cost(number: list[int]) -> list[float]:
+    """How long the call took, in milliseconds."""
+    began = time.perf_counter()
     time.sleep(0.01)
-    return number
+    return [1000 * (time.perf_counter() - began)] * len(number)
 
 
 @job(isolation="thread")

@@ -584,9 +584,14 @@ def test_an_error_beside_a_worker_that_has_ended_with_one_names_it(store: Script
         raise EngineError(Problem("DT661", "a bug", fixes=("report it",)))
 
     store.exchange = broken  # type: ignore[method-assign, assignment]
-    with pytest.raises(TimeoutError) as error, make_worker(Queue(store), worker_id="w1") as worker:
-        worker.wait(60)
-        raise TimeoutError("no result")
+
+    def wait_for_a_result() -> None:
+        with make_worker(Queue(store), worker_id="w1") as worker:
+            worker.wait(60)
+            raise TimeoutError("no result")
+
+    with pytest.raises(TimeoutError) as error:
+        wait_for_a_result()
     [note] = error.value.__notes__
     assert note.startswith("the worker w1 had ended with EngineError(")
 
