@@ -93,7 +93,7 @@ class ThreadRunner:
                         ending = call_job(attempt.function, spec.payload, spec.encoding, codec, job)
                     finally:
                         job.release_models()
-                except BaseException as error:  # without an end, the lease of the job would be renewed for ever
+                except BaseException as error:  # without an end, its lease would be renewed without end
                     ending = failure_ending(error)
                 completion = attempt.completion(ending, (clock() - began) // 1_000_000)
             with self._lock:
