@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
 import sys
@@ -198,6 +199,37 @@ def test_every_module_that_the_map_names_exists() -> None:
     named = set(re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", text))
     assert len(named) > 100
     assert sorted(named - modules) == []
+
+
+OPERATORS = "recipes/operators/"
+"""Modules that are found by the names of operators."""
+
+
+def test_every_module_is_on_the_map_or_in_the_tables_of_what_to_change() -> None:
+    text = "".join((ROOT / "docs" / page).read_text() for page in ("architecture.md", "where-to-change-what.md"))
+    words = set(re.findall(r"\w+", text))
+    modules = [path.relative_to(SOURCE) for path in (*SOURCE.rglob("*.py"), *SOURCE.rglob("*.lua"))]
+    unnamed = [
+        str(path)
+        for path in modules
+        if path.stem not in words and path.stem != "__init__" and not str(path).startswith(OPERATORS)
+    ]
+    assert sorted(unnamed) == []
+
+
+REJECTED_NAMES = re.compile(r"(?<!\w)_?(un)?(said|told|looks|passes|heard|nobody|whoever|anew)(?!\w)")
+"""Names that are no terms: a value has the name of what it is, not of where it was mentioned."""
+
+
+def test_names_in_the_code_are_terms() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{token.start[0]}: {token.string}"
+        for path in SOURCE.rglob("*.py")
+        if REJECTED_NAMES.search(path.read_text(encoding="utf-8"))  # most have none, and tokenizing is slow
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+        if token.type == tokenize.NAME and REJECTED_NAMES.fullmatch(token.string)
+    ]
+    assert found == []
 
 
 REJECTED_PHRASES = re.compile(

@@ -28,7 +28,7 @@ from dovetail.documents.fields import (
     setting_problem,
     whole,
 )
-from dovetail.documents.yaml_surface import YAML
+from dovetail.documents.yaml_writer import YAML
 from dovetail.errors import UNSET
 
 COUNT = whole(1, 10)

@@ -258,7 +258,7 @@ MISTAKES = {
     ),
     "two stages of one name": MistakeCase("are both called 'double'", as_line, HEAD + DOUBLE + DOUBLE),
     "cycle": MistakeCase(
-        "go round in a circle",
+        "form a cycle",
         as_line,
         stage("after: [even]") + '  - {name: even, run: "steps:even", after: [double]}\n',
     ),

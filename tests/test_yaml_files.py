@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.documents.yaml_surface import Commented, yaml_document, yaml_documents
+from dovetail.documents.yaml_writer import Commented, yaml_document, yaml_documents
 
 TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp", "Cn"]), max_size=12) | st.sampled_from(
     ["yes", "null", "1", "1e3", "0x1", "1:30", "- a", "# no", "a: b", "*", "~", "2020-01-01", "a\nb\n", "0.0.0.0", ""]

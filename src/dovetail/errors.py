@@ -29,7 +29,7 @@ everywhere ("free some disk space on /data"), or one of
     AddNodes   nodes to add to the cluster
     Call       a function to call: Call("table.backfill", ("n",), {"on_error": "skip"})
 
-A `Surface` renders them as one user interface spells them: `Surface` itself as Python, others as YAML or as options of
+A `Renderer` writes them as one user interface spells them: `Renderer` itself as Python, others as YAML or as options of
 the command line. A message, a note or a fix that names a setting or a call inside a sentence is a `Text`. No code reads
 a rendered fix or message to find out what it is about: that is `Problem.subject`.
 """
@@ -73,7 +73,7 @@ __all__ = [
     "RunError",
     "Setting",
     "Subject",
-    "Surface",
+    "Renderer",
     "Text",
     "argument_problem",
     "did_you_mean",
@@ -191,7 +191,7 @@ class Given:
 class Text(str):
     """A text with settings, changes and calls in it: Text("more than ", Setting("max_errors"), " allows").
 
-    As a string it has the spelling of Python; a `Surface` spells the parts in its own way. A copy or a pickle is a
+    As a string it has the spelling of Python; a `Renderer` spells the parts in its own way. A copy or a pickle is a
     plain string, because the value of a `Given` may be anything.
     """
 
@@ -226,12 +226,12 @@ class Problem:
         """The fixes as Python spells them."""
         return PYTHON.fixes(self)
 
-    def render(self, surface: Surface | None = None) -> str:
-        spelling = surface or PYTHON
+    def render(self, renderer: Renderer | None = None) -> str:
+        renderer = renderer or PYTHON
         where = f" {self.place}  " if self.place else " "
-        lines = [f"error[{self.code}]{where}{spelling.text(self.message)}"]
+        lines = [f"error[{self.code}]{where}{renderer.text(self.message)}"]
         lines += [f"  {line}" for line in self.evidence]
-        lines += [f"  fix  {line}" for line in spelling.fixes(self)]
+        lines += [f"  fix  {line}" for line in renderer.fixes(self)]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
@@ -244,11 +244,11 @@ class Problem:
         }
 
 
-class Surface:
-    """Spelling of fixes in one user interface. This class spells them as Python; subclasses override what differs."""
+class Renderer:
+    """Renders fixes as one user interface spells them. This class writes Python; subclasses override what differs."""
 
     def fixes(self, problem: Problem) -> tuple[str, ...]:
-        """The fixes of a problem as text; a fix that renders as "" does not exist on this surface."""
+        """The fixes of a problem as text; a fix that renders as "" does not exist in this interface."""
         rendered = (self.fix(fix, problem.subject) for fix in problem.fixes)
         return tuple(text for text in dict.fromkeys(rendered) if text)
 
@@ -265,7 +265,7 @@ class Surface:
                 return self.call(fix)
 
     def text(self, text: str) -> str:
-        """A message, a note or a fix; the parts of a `Text` as this surface spells them."""
+        """A message, a note or a fix; the parts of a `Text` as this renderer spells them."""
         return "".join(map(self.part, text.parts)) if isinstance(text, Text) else text
 
     def part(self, part: str | Setting | Given | Subject | Change | Call) -> str:
@@ -301,7 +301,7 @@ class Surface:
         return f"{self.name(name)}={self.literal(value)}"
 
     def name(self, setting: str) -> str:
-        """The name of a setting on this surface."""
+        """The name of a setting in this interface."""
         return setting
 
     def literal(self, value: object) -> str:
@@ -316,15 +316,15 @@ class Surface:
         return with_note(f"{fix.function}({', '.join(arguments)})", fix.note)
 
     def problem(self, problem: Problem) -> Problem:
-        """The same problem with its message and fixes as texts of this surface."""
+        """The same problem with its message and fixes as texts of this interface."""
         return replace(problem, message=self.text(problem.message), fixes=self.fixes(problem))
 
     def error(self, error: AnyError) -> AnyError:
-        """The same error with its problems as texts of this surface."""
+        """The same error with its problems as texts of this interface."""
         return type(error)(self.problem(problem) for problem in error.problems)
 
 
-PYTHON: Final = Surface()
+PYTHON: Final = Renderer()
 
 
 def with_note(text: str, note: str) -> str:
@@ -361,10 +361,10 @@ class DovetailError(Exception):
         assert self.problems, "an error has at least one problem"
         super().__init__(self.render())
 
-    def render(self, surface: Surface | None = None) -> str:
-        """All problems as text, with fixes spelled as `surface` does; by default as Python. Control characters of data
+    def render(self, renderer: Renderer | None = None) -> str:
+        """All problems as text, with fixes spelled as `renderer` does; by default as Python. Control characters of data
         are escaped: Python prints errors in terminals."""
-        return terminal_text("\n".join(problem.render(surface) for problem in self.problems))
+        return terminal_text("\n".join(problem.render(renderer) for problem in self.problems))
 
     @property
     def codes(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import dovetail as dt
 from dovetail.actors.actor_system import ActorSystem
 from dovetail.actors.role import Affinity, Pool, Restart, Role, Scale, Together
-from dovetail.documents.yaml_surface import YAML
+from dovetail.documents.yaml_writer import YAML
 from dovetail.errors import ConfigError, InfeasibleError
 from dovetail.resources.ledger import Ledger
 

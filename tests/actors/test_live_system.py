@@ -404,11 +404,11 @@ def test_mistakes_in_the_code_of_roles_are_reported_before_anything_starts(tmp_p
 
 
 def test_durations_are_checked(live: dt.LiveSystem) -> None:
-    with pytest.raises(dt.ConfigError, match=r'(?s)deadline=-1 is not more than nothing.*deadline="60s"'):
+    with pytest.raises(dt.ConfigError, match=r'(?s)deadline=-1 is not above 0.*deadline="60s"'):
         launch(role("counter"), deadline=-1)
     with pytest.raises(dt.ConfigError, match="deadline='soon' is not a time"):
         live.counter.options(deadline="soon")
-    with pytest.raises(dt.ConfigError, match="deadline=0 is not more than nothing"):
+    with pytest.raises(dt.ConfigError, match="deadline=0 is not above 0"):
         live.stop(deadline=0)
     assert live.counter.one.index().result(PATIENCE_S) in (0, 1, 2)
 

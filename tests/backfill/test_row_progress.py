@@ -19,7 +19,7 @@ from dovetail.backfill.lease import Lease
 from dovetail.backfill.result import BackfillResult
 from dovetail.backfill.row_progress import RowProgress
 from dovetail.backfill.store import Store
-from dovetail.cli.backfill_surface import BackfillSurface
+from dovetail.cli.backfill_renderer import BackfillRenderer
 from dovetail.errors import Call, Text
 from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run
@@ -104,11 +104,11 @@ def test_notes_are_printed_unless_progress_is_false() -> None:
         assert stream.getvalue() == heard
 
 
-def test_notes_have_the_spelling_of_their_surface() -> None:
+def test_notes_are_spelled_by_their_renderer() -> None:
     stream = io.StringIO()
-    surface = BackfillSurface("t.lance", "n", "retry")
+    renderer = BackfillRenderer("t.lance", "n", "retry")
     note = Text("first ", Call("table.backfill", ("n",)))
-    RowProgress(BackfillResult("n"), None, stream, surface).print_note(note)
+    RowProgress(BackfillResult("n"), None, stream, renderer).print_note(note)
     assert stream.getvalue() == "n: first dovetail backfill run t.lance n\n"
 
 

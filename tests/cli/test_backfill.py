@@ -814,26 +814,26 @@ def test_with_no_wait_a_column_that_another_process_fills_is_refused(place: Tabl
 
 def test_calls_in_fixes_and_notes_are_commands() -> None:
     from dovetail.backfill.change_notes import change_note, rows_not_retried_error
-    from dovetail.cli.backfill_surface import BackfillSurface
+    from dovetail.cli.backfill_renderer import BackfillRenderer
 
     def fix(column: str, *, vanished: bool) -> str:
-        surface = BackfillSurface("t.lance", column, "retry")
-        (problem,) = surface.error(rows_not_retried_error(column, 2, vanished=vanished)).problems
+        renderer = BackfillRenderer("t.lance", column, "retry")
+        (problem,) = renderer.error(rows_not_retried_error(column, 2, vanished=vanished)).problems
         return problem.fix_texts[0]
 
     assert fix("n", vanished=True) == "dovetail backfill run t.lance n --where 'n IS NULL'"
     assert fix("My Col", vanished=True) == "dovetail backfill run t.lance 'My Col' --where '`My Col` IS NULL'"
     assert fix("n", vanished=False) == "dovetail backfill retry t.lance n"
-    note = BackfillSurface("t.lance", "n").text(change_note("n", {1}, {1}))
+    note = BackfillRenderer("t.lance", "n").text(change_note("n", {1}, {1}))
     assert note.endswith("(compaction): dovetail backfill run t.lance n computes the rest")
 
 
 def test_a_call_that_the_command_makes_itself_becomes_options() -> None:
-    from dovetail.cli.backfill_surface import BackfillSurface
+    from dovetail.cli.backfill_renderer import BackfillRenderer
     from dovetail.errors import UNSET, Call, Change, Expression, Given, Setting, Text
 
-    fill = BackfillSurface("t.lance", "n")
-    errors = BackfillSurface("t.lance", "n", "errors")
+    fill = BackfillRenderer("t.lance", "n")
+    errors = BackfillRenderer("t.lance", "n", "errors")
     skip = Call("table.backfill", ("n",), {"where": "id < 10", "fragments": [0, 1], "on_error": "skip"})
     assert fill.fix(skip) == "--where 'id < 10' --fragments 0,1 --on-error skip"
     assert errors.fix(skip).startswith("dovetail backfill run t.lance n --where ")
@@ -847,11 +847,11 @@ def test_a_call_that_the_command_makes_itself_becomes_options() -> None:
     assert fill.fix(Call("table.drop", (["a", "b"],))) == ""  # no fix removes a column
     assert fill.fix(Call("table.history")) == "dovetail backfill history t.lance"
     options = ("aws_region=eu-west-1", "aws_secret_access_key=x", "azure_storage_sas_token=x")
-    stored = BackfillSurface("s3://b/t.lance", "n", "run", storage=options)
+    stored = BackfillRenderer("s3://b/t.lance", "n", "run", storage=options)
     assert stored.fix(Call("table.errors", ("n",))) == (
         "dovetail backfill errors s3://b/t.lance n --storage-option aws_region=eu-west-1"
     )
-    several = BackfillSurface("t.lance", "a,b", "run", "functions:size")
+    several = BackfillRenderer("t.lance", "a,b", "run", "functions:size")
     assert several.fix(Call("table.backfill", ("a",), {"on_error": "skip"})) == "--on-error skip"
     assert several.fix(Call("table.add_column", ("c", Expression("size")))) == (
         "dovetail backfill run t.lance c --udf functions:size"

@@ -123,7 +123,7 @@ def test_in_a_terminal_the_summary_is_redrawn_and_ctrl_c_ends_only_the_watching(
         return text in seen
 
     try:
-        until(lambda: shown(b"Ctrl-C ends the watching"), "it shows the run")
+        until(lambda: shown(b"Ctrl-C ends the display"), "it shows the run")
         until(lambda: shown(b"\x1b[J"), "it draws again")
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0

@@ -197,7 +197,7 @@ def test_all_mistakes_are_one_error(place: Place) -> None:
         (("--app", "tasks"), {"USE_GPU": "perhaps"}, 2, ("USE_GPU=perhaps",)),
         (("--app", "tasks", "--isolation", "proces"), {}, 2, ("process",)),
         (("tasks",), {}, 2, ("unexpected extra argument (tasks). Name modules by --app MODULE.",)),
-        (("--app", "tasks", "--lease", "0"), {}, 2, ("--lease 0 is not more than nothing", "fix  --lease 15s")),
+        (("--app", "tasks", "--lease", "0"), {}, 2, ("--lease 0 is not above 0", "fix  --lease 15s")),
         (("--app", "tasks", "--queues", ","), {}, 2, ("--queues", "fix  --queues default\n")),
         (("--app", "tasks", "--queue", "memory:"), {}, 2, ("ends with its program", "fix  --queue-url sqlite:")),
         (("--app", "tasks", "--use-gpu"), {"CUDA_VISIBLE_DEVICES": ""}, 2, ("error[DT622]", "fix  --no-gpu")),

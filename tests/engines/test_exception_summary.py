@@ -153,7 +153,7 @@ def test_error_lines_and_tracebacks_have_a_maximum_length() -> None:
     assert len(told.line) == MAX_LINE_CHARS
     assert MAX_DETAIL_CHARS - 100 < len(told.detail) <= MAX_DETAIL_CHARS
     assert told.detail.startswith("Traceback")
-    assert "characters left out" in told.detail
+    assert "characters omitted" in told.detail
 
 
 def test_an_infinite_recursion_is_reported() -> None:

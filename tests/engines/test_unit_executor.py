@@ -217,7 +217,7 @@ def test_a_class_with_required_arguments_is_an_error_that_names_its_stage() -> N
 
     with pytest.raises(TypeError, match="path") as caught:
         host(Wants)
-    assert caught.value.__notes__ == ["while stage 's0' was made"]
+    assert caught.value.__notes__ == ["while stage 's0' was created"]
 
 
 @pytest.fixture

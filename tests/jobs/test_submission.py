@@ -116,7 +116,7 @@ def test_all_problems_are_reported_at_once(queue: dt.Queue) -> None:
     ("options", "message"),
     [
         ({"at": 2e9, "delay": 5}, "at and delay exclude each other"),
-        ({"timezone": "UTC"}, "has no meaning without cron"),
+        ({"timezone": "UTC"}, "requires cron"),
         ({"cron": "@daily", "delay": 5}, "delay and cron exclude each other"),
         ({"cron": "@daily", "if_dependency_fails": "block"}, "if_dependency_fails and cron exclude each other"),
     ],

@@ -520,7 +520,7 @@ def test_signals_drain_a_worker_and_then_end_it(queue: Queue, tmp_path: Path) ->
     worker.run(handle_signals=True)
     sender.join()
     assert said == [
-        "SIGTERM: waiting up to 3600 s for running jobs (1); again: end them now",
+        "SIGTERM: waiting up to 3600 s for running jobs (1); a second signal ends them now",
         "SIGINT: ending now",
     ]
     assert signal.getsignal(signal.SIGTERM) is before

@@ -182,7 +182,7 @@ def test_output_has_a_limit_that_keeps_begin_and_end(tmp_path: Path) -> None:
     assert len(text) <= 4000
     assert "line 0\n" in text
     assert text.endswith("line 4999\n")
-    assert "of output left out]" in text
+    assert "of output omitted]" in text
 
 
 def test_an_empty_file_is_used_again_unless_a_process_may_write_to_it(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_a_seat_that_is_taken_is_an_error_with_the_numbers() -> None:
     problem = caught.value.problems[0]
     assert problem.code == "DT201"
     assert problem.evidence == (
-        "asked: 3.5 CPUs, 1GB, #0 0.75 0B",
+        "requested: 3.5 CPUs, 1GB, #0 0.75 0B",
         "free:  3 CPUs, 15GB, cards 0.5 39GB 5/0 codecs + 1 40GB 5/0 codecs",
     )
     assert problem.fix_texts

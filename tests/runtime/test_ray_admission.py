@@ -63,7 +63,7 @@ def place(run: str, *stages: dt.Stage, seen: DiscoveredCluster | None = None, **
     def planned(cluster: dt.Cluster) -> dt.Plan:
         return dt.plan(pipeline, cluster)
 
-    return admit_on_ray(run, planned(seen.cluster), planned, looks=NodeDiscovery(seen), **({"wait": True} | more))
+    return admit_on_ray(run, planned(seen.cluster), planned, discovery=NodeDiscovery(seen), **({"wait": True} | more))
 
 
 def cpus(seats: Any) -> int:
@@ -184,7 +184,7 @@ from dovetail.runtime.ray_site import NodeDiscovery
 def same(items): return items
 seen = discover()
 pipeline = dt.Pipeline([dt.Stage("x", same, dt.Resources(cpus=3), workers=4)])
-place = admit_on_ray("killed", dt.plan(pipeline, seen.cluster), None, wait=True, looks=NodeDiscovery(seen))
+place = admit_on_ray("killed", dt.plan(pipeline, seen.cluster), None, wait=True, discovery=NodeDiscovery(seen))
 print("PLACED", flush=True)
 time.sleep(600)
 """
@@ -285,7 +285,7 @@ def test_a_waiting_run_plans_again_when_a_node_leaves() -> None:
     def planned(cluster: dt.Cluster) -> dt.Plan:
         return dt.plan(dt.Pipeline([labelled if "a-ghost" in looks.latest.ids else plain]), cluster)
 
-    found = admit_on_ray("waits", planned(taken.cluster), planned, wait=True, looks=looks)
+    found = admit_on_ray("waits", planned(taken.cluster), planned, wait=True, discovery=looks)
     try:
         assert {node.name for node in found.plan.cluster.nodes} == {node.name for node in discover().cluster.nodes}
     finally:

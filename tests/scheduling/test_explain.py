@@ -55,7 +55,7 @@ def pasted(asked: dt.Resources, fix: Fix) -> dt.Resources | None:
 def test_a_card_that_is_too_small_is_named_with_its_size() -> None:
     problem = problem_of("2x(32cpu, 2xgpu:20GB)", dt.Resources(gpu_memory="25GB"))
     assert problem.code == "DT111"
-    assert problem.evidence[0] == "2 of 2 nodes: gpu has 20GB a card, 25GB needed of one"
+    assert problem.evidence[0] == "2 of 2 nodes: gpu has 20GB per card, 25GB needed"
     assert 'gpu_memory="20GB"' in problem.fix_texts
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.errors import AddNodes, Change
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.scheduling.demand import Profile
 from dovetail.scheduling.improvements import find_improvements
 from stage_functions import same
@@ -23,9 +23,9 @@ async def waits(items: list[Any]) -> list[Any]:
 def improvements(stages: list[dt.Stage], cluster: str, profiles: dict[str, Profile]) -> list[tuple[str, str, float]]:
     pipeline = dt.Pipeline(stages)
     plan = dt.plan(pipeline, cluster, profiles=profiles)
-    surface = OptionSurface(plan.cluster)
+    renderer = OptionRenderer(plan.cluster)
     return [
-        (surface.fix(one.change), one.reason, one.rate / (plan.rate or 1))
+        (renderer.fix(one.change), one.reason, one.rate / (plan.rate or 1))
         for one in find_improvements(pipeline, plan, profiles)
     ]
 
@@ -101,6 +101,6 @@ def test_one_more_node_has_a_short_spec_and_no_run_is_offered_one() -> None:
     plan = dt.plan(pipeline, "1x(2cpu, 24684100KB)", profiles=profiles)
     (one,) = find_improvements(pipeline, plan, profiles)
     assert one.reason == "one more node"
-    (fix,) = [line.strip() for line in one.lines(OptionSurface(plan.cluster))[1:]]
+    (fix,) = [line.strip() for line in one.lines(OptionRenderer(plan.cluster))[1:]]
     assert fix.startswith('--cluster "1x(2cpu, 23.5GB) + 1x(2cpu, 23.5GB)"  # 200 items/s')
     assert find_improvements(pipeline, plan, profiles, nodes=False) == []

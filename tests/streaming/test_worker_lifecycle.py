@@ -157,7 +157,7 @@ def test_workers_that_die_repeatedly_without_work_fail_the_run() -> None:
         commands = manual.step(WorkerLost(start.worker, LossCause.SIGNAL, "signal 11"), after=0.1)
         start = next(iter(of_kind(commands, StartWorker)), start)
     assert 10 <= deaths <= 13
-    assert "died without having worked: signal 11" in manual.stream.state.error
+    assert "died before they did any work: signal 11" in manual.stream.state.error
 
 
 def test_deaths_with_a_suspect_do_not_count_as_idle_deaths() -> None:

@@ -39,7 +39,7 @@ from dovetail.documents.fields import (
     record_type,
 )
 from dovetail.documents.parser import read_document
-from dovetail.documents.yaml_surface import YAML
+from dovetail.documents.yaml_writer import YAML
 from dovetail.pipeline.file_reader import FileReader
 from dovetail.pipeline.overrides import override_values
 from dovetail.pipeline.stage_fields import NAME

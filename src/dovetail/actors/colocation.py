@@ -239,7 +239,7 @@ def _group_problems(members: list[Role], together: Together) -> list[Problem]:
 
 def _resources_problem(members: list[Role], together: Together, problem: Problem) -> Problem:
     shares = ", ".join(f"{role.name}: {role.shape.describe()}" for role in members)
-    message = f"group {together.group!r} would need a process that cannot be: {problem.message}"
+    message = f"group {together.group!r} would need an impossible process: {problem.message}"
     shared = object_source(Together(together.group, share="max"))
     fix = Change({"together": shared}, note="if they never work at the same time")
     return _problem(together.group, message, (shares,), fix)

@@ -90,7 +90,7 @@ class RoleHandle:
     def __getitem__(self, index: int) -> InstanceHandle:
         count = len(self._router.entry(self.role).instances)
         if not -count <= index < count:
-            raise IndexError(f"role {self.role!r} has {count} instances, and no {index}")
+            raise IndexError(f"role {self.role!r} has {count} instances; there is no instance {index}")
         return InstanceHandle(self, index % count)
 
     def __iter__(self) -> Iterator[InstanceHandle]:
@@ -236,7 +236,7 @@ class InstanceHandle(RankMethods):
 
     def rank(self, rank: int) -> RankMethods:
         if not 0 <= rank < self._handle.ranks:
-            raise IndexError(f"{self._handle.role!r} has {self._handle.ranks} ranks, and no {rank}")
+            raise IndexError(f"{self._handle.role!r} has {self._handle.ranks} ranks; there is no rank {rank}")
         return RankMethods(self._handle, self._index, rank)
 
     @property

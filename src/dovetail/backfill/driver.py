@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.target import FillTarget
     from dovetail.backfill.task import FailedRow, FillJob, RangeResult
     from dovetail.backfill.udf import Udf
-    from dovetail.errors import Surface
+    from dovetail.errors import Renderer
     from dovetail.runtime.run_handle import Run
 
 MAX_ROUNDS = 20
@@ -85,7 +85,7 @@ class BackfillDriver:
     run_id: str
     reads: tuple[str, ...] = ()
     """Columns to read, if they differ from those in the identity."""
-    surface: Surface = PYTHON
+    renderer: Renderer = PYTHON
     """Spelling of calls in the notes that are printed."""
     refresh_target: Callable[[], FillTarget] | None = None
     """Called when the lease is held, to reload the target."""
@@ -116,7 +116,7 @@ class BackfillDriver:
         self.result = BackfillResult(column, run=self.run_id, version=self.table.version)
         self._job_record = JobRecord(self.run_id, column, RUNNING, time.time())
         self._budget = ErrorBudget()
-        self.progress = RowProgress(self.result, self.arguments.progress, surface=self.surface)
+        self.progress = RowProgress(self.result, self.arguments.progress, renderer=self.renderer)
 
     # --- rounds
 

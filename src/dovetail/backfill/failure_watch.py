@@ -138,8 +138,8 @@ class FailureWatch:
         return may_replace(self._streak, self.replaced_before)
 
     def _is_suspicious(self, streak: int) -> bool:
-        looks = 1 + (self._rows + streak) // MIN_STREAK
-        return streak >= MIN_STREAK and is_suspicious(streak, self._failed, self._rows, looks, self._cleared)
+        comparisons = 1 + (self._rows + streak) // MIN_STREAK
+        return streak >= MIN_STREAK and is_suspicious(streak, self._failed, self._rows, comparisons, self._cleared)
 
     def _keeps_failing(self, call: Callable[[Any, int], object]) -> bool:
         """Extend the streak by calls of the row that passed, until it passes or the streak is suspicious."""

@@ -206,11 +206,11 @@ class Lease:
         """Why the claimant is dead; "": it is alive, or not known yet. `looked`: a time before the claim was read."""
         if claim.there is not None:
             return "" if claim.there else "its process is dead"
-        heard = self._heartbeats.get(claim.id)
-        if heard is None or heard.beat != claim.beat:
-            self._heartbeats[claim.id] = _Heartbeat(claim.beat, time.monotonic(), changed=heard is not None)
+        latest = self._heartbeats.get(claim.id)
+        if latest is None or latest.beat != claim.beat:
+            self._heartbeats[claim.id] = _Heartbeat(claim.beat, time.monotonic(), changed=latest is not None)
             return ""
-        return f"no heartbeat for {LEASE_TIMEOUT_S:g} s" if looked - heard.since > LEASE_TIMEOUT_S else ""
+        return f"no heartbeat for {LEASE_TIMEOUT_S:g} s" if looked - latest.since > LEASE_TIMEOUT_S else ""
 
     def _may_be_dead(self, claim: _Claim) -> bool:
         """Whether it may be dead: its last heartbeat is old by its own clock and has not changed since the first

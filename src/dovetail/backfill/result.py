@@ -14,7 +14,7 @@ from dovetail.text_format import format_count, format_duration, format_number, f
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.errors import Surface
+    from dovetail.errors import Renderer
     from dovetail.text_format import Paint
 
 PHASE_NAMES = {
@@ -100,13 +100,13 @@ class BackfillResult:
     def __str__(self) -> str:
         return self.render(PYTHON)
 
-    def render(self, surface: Surface, paint: Paint = plain) -> str:
-        """The summary, at most five lines and notes, with calls as this surface spells them."""
+    def render(self, renderer: Renderer, paint: Paint = plain) -> str:
+        """The summary, at most five lines and notes, with calls as this renderer spells them."""
         if not self.rows and not self.fragments:
             lines = [self._nothing_to_do_text()]
         else:
-            lines = self._short_summary(surface).lines(paint)
-        return "\n".join(lines + [f"note: {surface.text(note)}" for note in self.notes])
+            lines = self._short_summary(renderer).lines(paint)
+        return "\n".join(lines + [f"note: {renderer.text(note)}" for note in self.notes])
 
     def _nothing_to_do_text(self) -> str:
         failed = f", {self.failed_before:,} of them failed (NULL)" if self.failed_before else ""
@@ -114,7 +114,7 @@ class BackfillResult:
         done = f", {format_rows(self.done_before)} {are} already filled{failed}" if self.done_before else ""
         return f"{self.column}: nothing to do{done}"
 
-    def _short_summary(self, surface: Surface) -> ShortSummary:
+    def _short_summary(self, renderer: Renderer) -> ShortSummary:
         rate = f"{format_number(self.rows_per_s)} rows/s, {format_count(self.workers, 'worker')}"
         return ShortSummary(
             name=self.column,
@@ -123,7 +123,7 @@ class BackfillResult:
             counts=self._count_text(),
             rate=rate if self.rows else "",
             limit=limit_text(self.slowest, self.times) if self.rows else "",
-            next=self._next_step(surface),
+            next=self._next_step(renderer),
         )
 
     def _count_text(self) -> str:
@@ -135,11 +135,11 @@ class BackfillResult:
             return text
         return f"{text}; {format_rows(earlier)} {'was' if earlier == 1 else 'were'} already filled"
 
-    def _next_step(self, surface: Surface) -> str:
+    def _next_step(self, renderer: Renderer) -> str:
         if self.status != "finished":
-            return surface.call(Call("table.backfill", (self.column,)))
+            return renderer.call(Call("table.backfill", (self.column,)))
         if self.errors:
-            return surface.call(Call("table.errors", (self.column,)))
+            return renderer.call(Call("table.errors", (self.column,)))
         return f"dovetail status {run_reference(self.folder)}" if self.folder is not None else ""
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dovetail.backfill.result import BackfillResult
-    from dovetail.errors import Surface
+    from dovetail.errors import Renderer
 
 SILENCE_S = 10.0
 """Time without a result that is displayed. Tasks take one or two seconds, unless a single row takes longer."""
@@ -29,11 +29,11 @@ class RowProgress:
         filled: BackfillResult,
         show: bool | None,
         stream: TextIO | None = None,
-        surface: Surface = PYTHON,
+        renderer: Renderer = PYTHON,
     ) -> None:
-        """`show` False: print no notes. `surface`: the spelling of calls in notes."""
+        """`show` False: print no notes. `renderer`: the spelling of calls in notes."""
         self._filled = filled
-        self._surface = surface
+        self._renderer = renderer
         self._stream = stream or sys.stderr
         self._prints_notes = show is not False
         self._last = time.monotonic()
@@ -53,7 +53,7 @@ class RowProgress:
     def print_note(self, text: str) -> None:
         """Print a line of its own, also outside of a terminal."""
         if self._prints_notes:
-            line = f"{self._filled.column}: {self._surface.text(text)}"
+            line = f"{self._filled.column}: {self._renderer.text(text)}"
             print(terminal_text(line), file=self._stream, flush=True)
 
     def counts(self) -> WorkCounts:

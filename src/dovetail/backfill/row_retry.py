@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.records import ColumnRecord, Provenance
     from dovetail.backfill.store import Store
     from dovetail.backfill.udf import Udf
-    from dovetail.errors import Surface
+    from dovetail.errors import Renderer
 
 
 def read_current_errors(table: LanceTable, store: Store, record: ColumnRecord) -> list[RowError]:
@@ -115,7 +115,7 @@ class RowRetry:
     record: ColumnRecord
     arguments: BackfillArguments
     run_id: str
-    surface: Surface = PYTHON
+    renderer: Renderer = PYTHON
     """Spelling of calls in the notes that are printed."""
 
     def run(self) -> BackfillResult:
@@ -153,7 +153,7 @@ class RowRetry:
         driver = BackfillDriver(
             *(self.table, self.store, self.udf, target, self.arguments, self.run_id),
             reads=tuple(columns_to_read(self.udf, self.table.schema.names, self.record.columns)),
-            surface=self.surface,
+            renderer=self.renderer,
         )
         driver.refresh_target = lambda: self._current_target(identity, parts)
         driver.on_commit = lambda committed: replace_retried_errors(self.store, target, committed.fragments)

@@ -264,8 +264,8 @@ def _detect_kind(hints: list[Any], returns: Any) -> UdfKind:
     if any(is_arrow(strip_optional(hint), "RecordBatch", "Table") for hint in hints):
         return "batch"
     arrays = any(is_array(hint) for hint in hints)
-    unsaid = bool(hints) and all(hint is NO_ANNOTATION for hint in hints)
-    return "arrays" if arrays or (unsaid and is_array(returns)) else "scalar"
+    has_no_annotation = bool(hints) and all(hint is NO_ANNOTATION for hint in hints)
+    return "arrays" if arrays or (has_no_annotation and is_array(returns)) else "scalar"
 
 
 def _check_annotations(annotated: list[tuple[inspect.Parameter, Any]], kind: UdfKind, name: str) -> list[Problem]:

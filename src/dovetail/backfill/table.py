@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.failed_rows import RowError
     from dovetail.backfill.result import BackfillResult
     from dovetail.backfill.target import FillTarget
-    from dovetail.errors import Surface
+    from dovetail.errors import Renderer
     from dovetail.pipeline.error_policy import ErrorPolicy, Retry
     from dovetail.pipeline.stage import Workers
     from dovetail.resources.cluster import Cluster
@@ -81,11 +81,11 @@ class Table:
     """Columns of a Lance table: add, fill, list failed rows. Every call reads the newest version of the table."""
 
     def __init__(
-        self, uri: str, storage_options: Mapping[str, str] | None = None, *, surface: Surface = PYTHON
+        self, uri: str, storage_options: Mapping[str, str] | None = None, *, renderer: Renderer = PYTHON
     ) -> None:
-        """`surface`: the spelling of calls in the notes that a backfill prints."""
+        """`renderer`: the spelling of calls in the notes that a backfill prints."""
         found = LanceTable(uri, storage_options)
-        self.uri, self._storage, self._surface = found.uri, found.storage, surface
+        self.uri, self._storage, self._renderer = found.uri, found.storage, renderer
         self._store = Store(self.uri, self._storage)
         self._given_functions: dict[str, Udf] = {}
         """Column -> function that the caller of this object passed for it."""
@@ -264,7 +264,7 @@ class Table:
         driver = BackfillDriver(
             *(ready, self._store, function, target, arguments, _new_run_id()),
             reads=tuple(record.inputs),
-            surface=self._surface,
+            renderer=self._renderer,
         )
         driver.refresh_target = lambda: self._refresh_target(ready, function, record, arguments)
         driver.on_finished = lambda: self._save_outcome(record, arguments)
@@ -377,7 +377,9 @@ class Table:
 
     def _unconfirmed_problem(self, column: str, reference: str, method: str) -> Problem:
         """Importing a module runs its code, and anyone who can write to the table can change the reference."""
-        message = f"the table names {reference} as the function of column {column!r}, and it is not loaded unasked"
+        message = (
+            f"the table names {reference} as the function of column {column!r}, which is loaded only if you confirm it"
+        )
         call = f"table.{method}"
         fixes = [Call(call, (column,), {"udf": reference})]
         if method != "plan_backfill":
@@ -485,7 +487,7 @@ class Table:
             raise ConfigError(problems)
         self._remember(function, record.columns)
         with translate_write_errors(self.uri):
-            retry = RowRetry(found, self._store, function, record, arguments, _new_run_id(), self._surface)
+            retry = RowRetry(found, self._store, function, record, arguments, _new_run_id(), self._renderer)
             return retry.run()
 
     def history(self, column: str | None = None) -> list[JobRecord]:

@@ -310,7 +310,7 @@ def _decorate(options: UdfOptions, fn: Callable[..., Any] | type) -> Udf:
 
 def _check_function(fn: object) -> list[Problem]:
     if isinstance(fn, Udf):
-        fixes = (f"udf({fn.name}.fn, ...) makes another of its function",)
+        fixes = (f"udf({fn.name}.fn, ...) declares another UDF of its function",)
         return [Problem("DT440", f"{fn.name} is already a UDF", fixes=fixes)]
     if not callable(fn):
         fixes = ("@dt.udf above a def, or udf(function, cpus=2)",)

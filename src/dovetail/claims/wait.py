@@ -225,14 +225,14 @@ class _WaitReporter:
         self, store: ClaimStore, need: Seats, say: Callable[[str], None], foreign_holders: Callable[[], tuple[str, ...]]
     ) -> None:
         self._store, self._need, self._say, self._foreign_holders = store, sum_seats(need), say, foreign_holders
-        self._said: tuple[object, ...] = ()
+        self._last_content: tuple[object, ...] = ()
         self._at = float("-inf")
 
     def report(self, wait: Wait, now: float) -> None:
         report = WaitReport(wait, self._need, self._store.capacity)
         content = (report.needs, report.holders, report.will_fit)
-        if content != self._said and now >= self._at + MESSAGE_INTERVAL_S:
-            self._said, self._at = content, now
+        if content != self._last_content and now >= self._at + MESSAGE_INTERVAL_S:
+            self._last_content, self._at = content, now
             names = self._foreign_holders() if report.has_foreign_holders else ()
             self._say(report.text(time.time(), "; ".join(names)))
 

@@ -45,7 +45,7 @@ from dovetail.observe.run_folder import (
 )
 from dovetail.observe.run_header import run_kind
 from dovetail.observe.run_status import run_status
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.runtime.missing_code import find_missing_code
 from dovetail.runtime.run_spec import add_import_path
 from dovetail.text_format import align_table, format_duration
@@ -148,12 +148,12 @@ not fit, 5 engine unreachable.
     default=DEFAULT_DEADLINE,
     show_default=True,
     metavar="TIME",
-    help="Every instance must be ready in it.",
+    help="Time within which every instance must be ready.",
 )
 @click.option("--no-wait", is_flag=True, help="Exit with code 3 instead of waiting for resources.")
 @set_option("'roles.*.slots=4' is for all roles.")
 @run_dir_option()
-@click.option("--detach", "-d", is_flag=True, help="Return when the system is ready; it runs on in the background.")
+@click.option("--detach", "-d", is_flag=True, help="Return when the system is ready; it continues in the background.")
 @click.option("--ready-fd", type=int, hidden=True, help="Of the process that --detach starts.")
 def up(
     file: str,
@@ -213,7 +213,7 @@ def _launch(file: str, sets: Sequence[str], **arguments: Any) -> dt.LiveSystem:
 def _in_file(parsed: ParsedActorsFile, problem: dt.Problem) -> dt.Problem:
     """A problem with the line of its role. Those of the launch have fixes as options."""
     found = parsed.located(problem)
-    return replace(found, fixes=OptionSurface().fixes(problem)) if problem.code == HELD_BY_OTHERS else found
+    return replace(found, fixes=OptionRenderer().fixes(problem)) if problem.code == HELD_BY_OTHERS else found
 
 
 def _missing_classes(parsed: ParsedActorsFile, file: Path) -> Iterator[dt.Problem]:
@@ -352,7 +352,9 @@ Examples:
 """
 )
 @system_argument()
-@click.option("--watch", "-w", is_flag=True, help="Print it every second until the system ends; Ctrl-C ends only this.")
+@click.option(
+    "--watch", "-w", is_flag=True, help="Print it every second until the system ends; Ctrl-C ends only the display."
+)
 @json_option("Print all figures as JSON; with --watch, one line per second.")
 def status(system: str, watch: bool, as_json: bool) -> None:
     """Show state, node, calls, latency and restarts of every instance of SYSTEM."""

@@ -14,7 +14,7 @@ from dovetail.actors.actors_file import read_actors_file
 from dovetail.actors.role_explanation import explain_role
 from dovetail.actors.simulation_fields import BAD_SIMULATION
 from dovetail.cli.output_file import STDOUT, write_output
-from dovetail.documents.yaml_surface import YAML
+from dovetail.documents.yaml_writer import YAML
 from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean, nearest_word
 from dovetail.resources.ledger import Ledger
 

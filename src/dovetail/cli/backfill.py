@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dovetail.backfill.result import BackfillResult
-    from dovetail.cli.backfill_surface import BackfillSurface
+    from dovetail.cli.backfill_renderer import BackfillRenderer
 
 COMMAND_BY_FLAG = {
     "--plan": "plan",
@@ -123,7 +123,7 @@ def run(table: str, column: str, as_json: bool, **options: Any) -> None:
     with parsed_command("run", table, column, **options) as command:
         _run_and_report(
             lambda: command.table.backfill(command.columns, command.udf, progress=True, **command.arguments),
-            command.surface,
+            command.renderer,
             as_json=as_json,
         )
 
@@ -164,12 +164,12 @@ def errors(table: str, column: str, as_json: bool, **options: Any) -> None:
     """List the rows of COLUMN that failed and are NULL."""
     with parsed_command("errors", table, column, **options) as command:
         rows = command.table.errors(command.columns[0])
-        command.surface.udf = command.table.stored_reference(command.columns[0])
+        command.renderer.udf = command.table.stored_reference(command.columns[0])
     for row in rows:
         click.echo(json.dumps(asdict(row)) if as_json else f"{row.place}: {row.error}: {row.message}")
     if as_json:
         return
-    retry_command = command.surface.call(Call("table.retry_errors", (command.columns[0],)))
+    retry_command = command.renderer.call(Call("table.retry_errors", (command.columns[0],)))
     failed = f"{format_count(len(rows), 'row')} failed; correct the function, then: {retry_command}"
     click.echo(failed if rows else "no failed rows", err=True)
 
@@ -193,7 +193,7 @@ def retry(table: str, column: str, as_json: bool, **options: Any) -> None:
     with parsed_command("retry", table, column, **options) as command:
         _run_and_report(
             lambda: command.table.retry_errors(command.columns[0], command.udf, progress=True, **command.arguments),
-            command.surface,
+            command.renderer,
             as_json=as_json,
         )
 
@@ -237,7 +237,7 @@ def drop(table: str, column: str, force: bool, **options: Any) -> None:
         click.echo(f"removed {one}", err=True)
 
 
-def _run_and_report(fill: Callable[[], BackfillResult], surface: BackfillSurface, *, as_json: bool) -> None:
+def _run_and_report(fill: Callable[[], BackfillResult], renderer: BackfillRenderer, *, as_json: bool) -> None:
     """Run it and print the result; the exit code shows an interruption."""
     with _sigterm_as_ctrl_c() as by:
         try:
@@ -245,7 +245,7 @@ def _run_and_report(fill: Callable[[], BackfillResult], surface: BackfillSurface
         except KeyboardInterrupt:
             click.echo("interrupted; finished work is kept. Run the same command again to resume.", err=True)
             sys.exit(128 + by[-1])
-    click.echo(json.dumps(_result_json(result, surface), indent=2) if as_json else result.render(surface, paint))
+    click.echo(json.dumps(_result_json(result, renderer), indent=2) if as_json else result.render(renderer, paint))
     if result.status != "finished":
         click.echo("stopped early. Run the same command again to resume.", err=True)
         sys.exit(128 + by[-1])
@@ -269,7 +269,7 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _result_json(result: BackfillResult, surface: BackfillSurface) -> dict[str, Any]:
+def _result_json(result: BackfillResult, renderer: BackfillRenderer) -> dict[str, Any]:
     data = asdict(result) | {"folder": None if result.folder is None else str(result.folder)}
-    data |= {"notes": [surface.text(note) for note in result.notes]}
+    data |= {"notes": [renderer.text(note) for note in result.notes]}
     return data | {"rows_per_s": result.rows_per_s, "slowest": result.slowest if result.rows else None}

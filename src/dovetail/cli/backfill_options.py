@@ -14,7 +14,7 @@ import dovetail as dt
 from dovetail.backfill.arguments import validate_arguments
 from dovetail.backfill.table import Table
 from dovetail.backfill.udf import load_udf
-from dovetail.cli.backfill_surface import BackfillSurface
+from dovetail.cli.backfill_renderer import BackfillRenderer
 from dovetail.cli.engine_option import LOCAL, engine_conflicts, engine_option
 from dovetail.cli.options import FOLDER_PATH, complete_values
 from dovetail.errors import Problem
@@ -114,7 +114,7 @@ def _decorate(command: Any, decorators: tuple[Decorator, ...]) -> Any:
 class BackfillCommand:
     """A command with parsed arguments."""
 
-    surface: BackfillSurface
+    renderer: BackfillRenderer
     table: Table
     columns: list[str]
     udf: Udf | None
@@ -125,7 +125,7 @@ class BackfillCommand:
 @contextmanager
 def parsed_command(action: str, table: str, column: str | None, **options: Any) -> Iterator[BackfillCommand]:
     """Parse the command and report all mistakes at once. Errors are spelled as options and commands."""
-    surface = BackfillSurface(
+    renderer = BackfillRenderer(
         table,
         column or "COLUMN",
         action,
@@ -134,22 +134,22 @@ def parsed_command(action: str, table: str, column: str | None, **options: Any) 
         trust_table=options.get("trust_table", False),
     )
     try:
-        yield _parse(surface, column, options)
+        yield _parse(renderer, column, options)
     except dt.DovetailError as error:
-        raise surface.error(error) from None
+        raise renderer.error(error) from None
 
 
-def _parse(surface: BackfillSurface, column: str | None, options: dict[str, Any]) -> BackfillCommand:
+def _parse(renderer: BackfillRenderer, column: str | None, options: dict[str, Any]) -> BackfillCommand:
     problems: list[Problem] = []
     storage = _storage_options(options["storage_options"], problems)
     arguments = _backfill_arguments(options, problems) if "workers" in options else {}
     udf = _load_function(options.get("udf"), problems)
-    table, names = _open_table(surface, storage, column, problems)
+    table, names = _open_table(renderer, storage, column, problems)
     if table is not None:
-        problems += _column_errors(surface, column, names)
+        problems += _column_errors(renderer, column, names)
     if table is None or problems:
         raise dt.ConfigError(problems)
-    return BackfillCommand(surface, table, names, udf, arguments)
+    return BackfillCommand(renderer, table, names, udf, arguments)
 
 
 def _backfill_arguments(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
@@ -185,10 +185,10 @@ def _load_function(reference: str | None, problems: list[Problem]) -> Udf | None
 
 
 def _open_table(
-    surface: BackfillSurface, storage: dict[str, str], column: str | None, problems: list[Problem]
+    renderer: BackfillRenderer, storage: dict[str, str], column: str | None, problems: list[Problem]
 ) -> tuple[Table | None, list[str]]:
     try:
-        table = Table(surface.table, storage, surface=surface)
+        table = Table(renderer.table, storage, renderer=renderer)
         return table, _column_names(table, column)
     except dt.ConfigError as error:
         problems += error.problems
@@ -202,13 +202,13 @@ def _column_names(table: Table, column: str | None) -> list[str]:
     return [column] if column in table.schema.names else [name.strip() for name in column.split(",")]
 
 
-def _column_errors(surface: BackfillSurface, column: str | None, names: list[str]) -> list[Problem]:
+def _column_errors(renderer: BackfillRenderer, column: str | None, names: list[str]) -> list[Problem]:
     if column is None or (all(names) and len({*names}) == len(names)):
         return []
     message = f"{column!r} is not a column name or a list of different names (a,b)"
     good = ",".join(name for name in dict.fromkeys(names) if name) or "length"
-    udf = () if surface.udf is None else ("--udf", surface.udf)
-    return [Problem("DT447", message, fixes=(surface.command(surface.action, good, *udf),))]
+    udf = () if renderer.udf is None else ("--udf", renderer.udf)
+    return [Problem("DT447", message, fixes=(renderer.command(renderer.action, good, *udf),))]
 
 
 def _storage_options(given: tuple[str, ...], problems: list[Problem]) -> dict[str, str]:

@@ -143,6 +143,7 @@ Examples:
     type=click.IntRange(1, 1_000_000),
     default=4000,
     show_default=True,
+    metavar="N",
     help="Number of documents to generate.",
 )
 def demo(folder: str | None, documents: int) -> None:

@@ -28,7 +28,7 @@ from dovetail.documents.parser import read_document
 from dovetail.error_codes import ERROR_CODES, ErrorCode
 from dovetail.errors import did_you_mean
 from dovetail.observe.terminal import terminal_width
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.scheduling.plan_report import plan_text, rates_in_other_modes, rates_with_one_more
 from dovetail.scheduling.planner import DEFAULT_HEADROOM
 
@@ -98,15 +98,15 @@ def explain(
         if stage is None and recipe_of(job) is None and not no_profiles:
             improvements = _find_improvements(job, made)
     text = plan_text(made, terminal_width()) if stage is None else made.explain(stage)
-    surface = OptionSurface(made.cluster)
+    renderer = OptionRenderer(made.cluster)
     if as_json:
-        data = _plan_json(made, stage) | {"improvements": [one.to_dict(surface) for one in improvements]}
+        data = _plan_json(made, stage) | {"improvements": [one.to_dict(renderer) for one in improvements]}
         click.echo(json.dumps(data, indent=2))
         return
     click.echo(text)
     if improvements:
         click.echo("\nchanges with the largest gains")
-    for line in [line for one in improvements for line in one.lines(surface)]:
+    for line in [line for one in improvements for line in one.lines(renderer)]:
         click.echo(f"  {line}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.documents.parser import read_document
 from dovetail.errors import AddNodes
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +24,9 @@ def error_for_file(
     command runs the pipeline, so that it cannot have nodes that do not exist."""
     document = read_document(file)
     nodes = dict.fromkeys(fix for problem in error.problems for fix in problem.fixes if isinstance(fix, AddNodes))
-    surface = OptionSurface(None if on_ray else cluster, tuple(nodes), is_real=is_real)
+    renderer = OptionRenderer(None if on_ray else cluster, tuple(nodes), is_real=is_real)
     return type(error)(
-        replace(surface.problem(problem), place=problem.place or _stage_place(problem, document))
+        replace(renderer.problem(problem), place=problem.place or _stage_place(problem, document))
         for problem in error.problems
     )
 

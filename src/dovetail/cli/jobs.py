@@ -53,7 +53,7 @@ from dovetail.jobs.payload_codec import FILE, JSON
 from dovetail.jobs.placement_problem import live_workers, placement_problem
 from dovetail.jobs.wait_reason import wait_reason
 from dovetail.observe.terminal import table_width
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.resources.sizes import format_size
 from dovetail.text_format import format_count, printable
 
@@ -96,7 +96,7 @@ Examples:
 \b
 The queue is --queue-url, else the variable DOVETAIL_QUEUE, else `queue` of
 the project file (dovetail.toml).
-Exit codes: 0 fine, 1 the job failed (submit --wait), 2 usage or
+Exit codes: 0 success, 1 the job failed (submit --wait), 2 usage or
 configuration, 5 the store cannot be reached.
 """,
 )
@@ -217,7 +217,14 @@ Examples:
 )
 @click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
 @click.option("--function", metavar="NAME", help="Only jobs of this function, as in pkg.module:name.")
-@click.option("--limit", type=click.IntRange(min=1), default=DEFAULT_LIMIT, show_default=True, metavar="N")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=DEFAULT_LIMIT,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of jobs.",
+)
 @queue_url_option()
 @json_option("Print the jobs as JSON.")
 def dead(url: str | None, limit: int, as_json: bool, queue: str | None, function: str | None) -> None:
@@ -324,7 +331,7 @@ Examples:
 \b
 A job that waits is cancelled at once. A job that runs is stopped by its
 worker: with isolation `process` within the grace; else when its function
-returns or looks at dt.current_job().cancelled.
+returns or checks dt.current_job().cancelled.
 """
 )
 @click.argument("jobs", metavar="[JOB]...", nargs=-1)
@@ -352,12 +359,12 @@ Examples:
 """
 )
 @click.argument("jobs", metavar="[JOB]...", nargs=-1)
-@selection_options([state.value for state in JobState if state in REQUEUEABLE], "Run jobs again")
+@selection_options([state.value for state in JobState if state in REQUEUEABLE], "Requeue jobs")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask. Not needed if JOB is given.")
 @queue_url_option()
 @json_option("Print the jobs and their states as JSON.")
 def requeue(jobs: tuple[str, ...], url: str | None, yes: bool, as_json: bool, **selected: Any) -> None:
-    """Run JOBs again that failed, died or were cancelled, with all their retries.
+    """Requeue JOBs that failed, died or were cancelled, with all their retries.
 
     Without --state, the options select failed and dead jobs.
     """
@@ -416,9 +423,11 @@ Only finished jobs are removed; dead letters only with --state dead.
 """
 )
 @selection_options([state.value for state in PURGEABLE], "Remove jobs", schedule=False)
-@click.option("--older-than", metavar="TIME", type=Duration(), help="Finished longer ago than this: 12h, 7d.")
-@click.option("--keep", metavar="SIZE", help="Only until arguments and results take at most this much.")
-@click.option("--all", "everything", is_flag=True, help="All finished jobs but dead letters.")
+@click.option(
+    "--older-than", metavar="TIME", type=Duration(), help="Only jobs that finished longer ago than this: 12h, 7d."
+)
+@click.option("--keep", metavar="SIZE", help="Stop when the remaining arguments and results take at most this much.")
+@click.option("--all", "everything", is_flag=True, help="All finished jobs except dead letters.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask. Not needed with --older-than.")
 @files_option()
 @queue_url_option()
@@ -447,14 +456,14 @@ def purge(
         try:
             removed = opened.purge(older_than=older_than, keep_bytes=keep, state=chosen, queue=queue, function=function)
         except dt.ConfigError as error:
-            raise PurgeSurface().error(error) from None
+            raise PurgeRenderer().error(error) from None
     if as_json:
         click.echo(json.dumps({"jobs": removed.jobs, "bytes": removed.bytes}))
     else:
         click.echo(f"removed {format_count(removed.jobs, 'job')}, {format_size(removed.bytes)}", err=True)
 
 
-class PurgeSurface(OptionSurface):
+class PurgeRenderer(OptionRenderer):
     def name(self, setting: str) -> str:
         return "--keep" if setting == "keep_bytes" else super().name(setting)
 

@@ -40,18 +40,31 @@ Exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 usage or configuration,
 @queue_url_option()
 @click.option(
     "--port",
+    metavar="PORT",
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,
     show_default=True,
     help="Port; the next free one if it is taken; 0: any.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address; others need a token.")
-@click.option("--token", envvar="DOVETAIL_TOKEN", default="", help="Token: clients send `Authorization: Bearer TOKEN`.")
+@click.option(
+    "--host",
+    metavar="HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; one that other machines reach needs a token.",
+)
+@click.option(
+    "--token",
+    metavar="TOKEN",
+    envvar="DOVETAIL_TOKEN",
+    default="",
+    help="Token: clients send `Authorization: Bearer TOKEN`.",
+)
 def metrics(url: str | None, port: int, host: str, token: str) -> None:
     """Serve metrics, queues and workers over HTTP, also while there are no workers.
 
     The pages are those of a worker; /workers/status has the sums over all workers. /work/QUEUE,QUEUE has the number of
-    jobs that are ready or run, by which autoscalers start workers. /metrics also has the seconds of work that wait.
+    jobs that are ready or run, for autoscalers. /metrics also has the seconds of work that wait.
     """
     from dovetail.jobs.work_signal import WorkReader
     from dovetail.jobs.workers.status_server import StatusServer, address_problems

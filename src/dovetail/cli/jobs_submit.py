@@ -33,7 +33,7 @@ from dovetail.jobs.job import DEFAULT_QUEUE
 from dovetail.jobs.placement_problem import live_workers
 from dovetail.jobs.run_submission import FILE_SUFFIXES, OPTION_TYPES
 from dovetail.jobs.stores.store_url import store_place
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.pipeline.overrides import override_values, set_option
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def submit(
         try:
             found = send(queue)
         except dt.ConfigError as error:
-            raise SubmitSurface(is_run=function in RUN_KINDS).error(error) from None
+            raise SubmitRenderer(is_run=function in RUN_KINDS).error(error) from None
         if isinstance(found, dt.JobSchedule):
             _print_schedule(found, as_json=as_json)
             return
@@ -174,7 +174,7 @@ def _run_submission(
     needed = RUN_KINDS[kind]
     example = f"dovetail jobs submit {kind} {RUN_EXAMPLES[kind]}"
     if args_text is not None:
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"--args has no meaning with {kind}", fixes=(example,)))
+        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"--args cannot be used with {kind}", fixes=(example,)))
     if len(words) < len(needed) or any(_is_setting(word) for word in words[: len(needed)]):
         raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"{kind} needs {' and '.join(needed)}", fixes=(example,)))
     _, kwargs = parse_arguments(words[len(needed) :], None)
@@ -215,7 +215,7 @@ def check_run_file(file: str) -> None:
         load_run_spec(file)
 
 
-class SubmitSurface(OptionSurface):
+class SubmitRenderer(OptionRenderer):
     """Options of `dt.Queue.submit` as options of this command."""
 
     def __init__(self, *, is_run: bool = False) -> None:

@@ -13,7 +13,7 @@ import click
 import dovetail as dt
 from dovetail.cli.jobs_submit import find_function
 from dovetail.cli.options import FILE_PATH, SuggestingChoice, json_option
-from dovetail.cli.worker import ISOLATIONS, WorkerSurface
+from dovetail.cli.worker import ISOLATIONS, WorkerRenderer
 from dovetail.documents.parser import parse_document, read_document
 from dovetail.errors import did_you_mean, nearest_word, short_repr
 from dovetail.jobs.job_function import Application
@@ -49,8 +49,8 @@ without it, the function is called without arguments.
 
 \b
 Every setting runs the samples in a worker of its own, with a store in memory.
-Nothing is submitted to a queue, but the jobs do what they do: write files,
-send requests. Failed jobs are not retried.
+Nothing is submitted to a queue, but side effects of the jobs (files,
+requests) do happen. Failed jobs are not retried.
 
 \b
 Exit codes: 0 measured, 1 all jobs of a setting failed, 2 usage or
@@ -69,7 +69,7 @@ configuration, 3 a job does not fit.
 @click.option(
     "--isolation",
     type=SuggestingChoice(ISOLATIONS),
-    help="Where jobs run that neither say nor need one.  [default: as dovetail worker]",
+    help="Isolation of jobs that neither set nor need one.  [default: as dovetail worker]",
 )
 @click.option(
     "--resources", metavar="SPEC", help="What jobs may use: '8cpu, 32GB'.  [default: this machine, shared by a claim]"
@@ -84,7 +84,7 @@ def tune(
     resources: str | None,
     as_json: bool,
 ) -> None:
-    """Measure a job function at several numbers of slots of a worker, and say which to use.
+    """Measure a job function at several numbers of slots of a worker, and recommend one.
 
     The choice is the smallest number whose rate is within 5 % of the best one.
     """
@@ -104,7 +104,7 @@ def tune(
         try:
             measured.append(measure(tuned, number, count, worker_options))
         except dt.ConfigError as error:
-            raise WorkerSurface().error(error) from None
+            raise WorkerRenderer().error(error) from None
     chosen = recommend(measured)
     if as_json:
         click.echo(json.dumps(_json(reference, measured, chosen), indent=2))

@@ -128,7 +128,7 @@ def _watch_live(store: Store, *, until_idle: bool) -> None:
 
     def drawn(snapshot: Snapshot, note: str = "") -> Text:
         lines = snapshot.lines(terminal_width(), paint if colours else _plain)
-        return Text.from_ansi("\n".join([*lines, "", note or "Ctrl-C ends this, not the jobs"]), no_wrap=True)
+        return Text.from_ansi("\n".join([*lines, "", note or "Ctrl-C ends the display, not the jobs"]), no_wrap=True)
 
     console = Console(file=raw_terminal(sys.stdout), no_color=not colours, highlight=False)
     snapshot = Snapshot.of(store)

@@ -216,8 +216,8 @@ def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
         raise dt.ConfigError(problems)
     probed = probe(job.pipeline, open_source_and_sink(job)[0], items, cluster)
     measured = load_profiles(job.pipeline, cluster, *source_sink_kinds(job))
-    said = f"probed with {probed.read} items in {format_duration(probed.seconds)}"
-    click.echo(f"{said}, standard error {_standard_error_text(measured)}", err=True)
+    text = f"probed with {probed.read} items in {format_duration(probed.seconds)}"
+    click.echo(f"{text}, standard error {_standard_error_text(measured)}", err=True)
     if probed.note:
         click.echo(probed.note, err=True)
     if probed.read < max(stage.batch_size for stage in job.pipeline):

@@ -13,7 +13,7 @@ import dovetail as dt
 from dovetail.documents.configuration import SQLITE_PREFIX, at_origin, configured, variable_of
 from dovetail.jobs.store import JobFilter
 from dovetail.jobs.stores.memory_store import MemoryStore
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,7 +77,7 @@ def opened_queue(
     try:
         queue = dt.Queue(url, files=files, allow_pickle=allow_pickle, if_no_worker="ignore")
     except dt.ConfigError as error:
-        raise at_origin(QueueSurface().error(error), url) from None
+        raise at_origin(QueueRenderer().error(error), url) from None
     try:
         if type(queue.store) is MemoryStore:
             message = f"a queue at {url} ends with its program, so that commands cannot share it"
@@ -94,7 +94,7 @@ def opened_store(given: str | None) -> Iterator[Store]:
         yield queue.store
 
 
-class QueueSurface(OptionSurface):
+class QueueRenderer(OptionRenderer):
     """Arguments of `dt.Queue` as options: dt.Queue("memory:") is --queue-url memory:."""
 
     def text(self, text: str) -> str:

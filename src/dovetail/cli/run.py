@@ -43,9 +43,9 @@ from dovetail.cli.saved_arguments import (
 )
 from dovetail.cli.saved_plan import read_plan
 from dovetail.documents.configuration import QUIET, VERBOSE, configured
-from dovetail.documents.yaml_surface import yaml_literal
+from dovetail.documents.yaml_writer import yaml_literal
 from dovetail.engines.ray.address import is_ray_engine
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.runtime.arguments import check_share
 from dovetail.runtime.configured_engine import configured_engine, described_cluster
 from dovetail.runtime.run_spec import add_import_path, data_beside, leaf_sinks, missing_code
@@ -229,7 +229,7 @@ def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
     try:
         check_share(how.engine, how.share, how.env_from)
     except dt.ConfigError as error:
-        raise OptionSurface().error(error) from None
+        raise OptionRenderer().error(error) from None
     add_import_path(job.file.parent)
     problems = engine_conflicts(how.engine, asked.cluster, can_simulate=True)
     problems += [] if how.dry_run else missing_code(job)
@@ -332,8 +332,8 @@ def _start(job: RunSpec, asked: RunArguments, how: RunOptions, prepared: RecipeS
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray, is_real=True) from None
     except dt.ConfigError as error:
-        surface = OptionSurface(leaf_sinks=leaf_sinks(job.document.data, job.file.parent))
-        raise surface.error(error) from None
+        renderer = OptionRenderer(leaf_sinks=leaf_sinks(job.document.data, job.file.parent))
+        raise renderer.error(error) from None
 
 
 def _plan_command(asked: RunArguments, out: str, engine: str = LOCAL) -> str:

@@ -20,7 +20,7 @@ from dovetail.engines.exception_summary import user_traceback
 from dovetail.errors import DovetailError, Problem, RunError, short_repr
 from dovetail.observe.run_folder import RunFolder, run_reference
 from dovetail.observe.summary_text import RESUMABLE_STATUS, short_summary
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.runtime.failed_item_retry import has_retryable_items
 from dovetail.text_format import LABEL_WIDTH
 
@@ -115,7 +115,7 @@ def report_run(
     return {"finished": 0, "failed": 1}.get(summary.status, stops.exit_code)
 
 
-class RunSurface(OptionSurface):
+class RunRenderer(OptionRenderer):
     """Fixes of a run that failed, as options of `dovetail run`."""
 
     def __init__(self, *, of_recipe: bool) -> None:
@@ -135,7 +135,7 @@ class RunSurface(OptionSurface):
 
 def error_for_command_line(error: DovetailError, *, of_recipe: bool = False) -> DovetailError:
     """The same error with fixes in the spelling of files and the command line."""
-    return RunSurface(of_recipe=of_recipe).error(error)
+    return RunRenderer(of_recipe=of_recipe).error(error)
 
 
 def _wait_for_end(run: dt.Run) -> None:
@@ -164,9 +164,9 @@ def _improvement_lines(run: dt.Run, job: RunSpec) -> list[str]:
 
     profiles = load_profiles(job.pipeline, run.plan.cluster, *source_sink_kinds(job))
     made = plan(job.pipeline, run.plan.cluster, run.plan.requested, profiles=profiles)
-    surface = OptionSurface(made.cluster)
+    renderer = OptionRenderer(made.cluster)
     found = find_improvements(job.pipeline, made, profiles, nodes=False)  # no option of a run adds one
-    lines = [line for one in found for line in one.lines(surface)]
+    lines = [line for one in found for line in one.lines(renderer)]
     return [f"{'' if number else 'faster':{LABEL_WIDTH}}{line}" for number, line in enumerate(lines)]
 
 

@@ -14,7 +14,7 @@ from dovetail.data.file_formats import format_from_suffix
 from dovetail.documents.parser import read_document
 from dovetail.errors import ConfigError, InfeasibleError, Problem
 from dovetail.jobs import is_job_simulation
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.recipes import is_recipe
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def load_run_spec(
     try:
         return load_pipeline_spec(file, sets, source, sink, folder)
     except ConfigError as error:
-        surface = OptionSurface(leaf_sinks=leaf_sinks(data, Path(file).absolute().parent))
-        raise type(error)(replace(one, fixes=surface.fixes(one)) for one in error.problems) from None
+        renderer = OptionRenderer(leaf_sinks=leaf_sinks(data, Path(file).absolute().parent))
+        raise type(error)(replace(one, fixes=renderer.fixes(one)) for one in error.problems) from None
 
 
 def _check_suffix(file: str) -> None:

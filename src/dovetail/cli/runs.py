@@ -67,7 +67,7 @@ Examples:
 @click.option("--wait", is_flag=True, help="Wait until the run has ended.")
 @json_option("Print the run and its status as JSON.")
 def drain(run: str, wait: bool, as_json: bool) -> None:
-    """Make RUN stop reading input, finish the work in flight, and exit.
+    """Drain RUN: stop reading input, finish the work in flight, and exit.
 
     No work is lost or repeated: `dovetail run --resume RUN` continues from there.
     """

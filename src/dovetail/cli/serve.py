@@ -13,7 +13,7 @@ import click
 import dovetail as dt
 from dovetail.cli.options import cluster_option, file_argument, run_dir_option, set_option
 from dovetail.cli.run_spec_loader import infeasible_error_for_file, load_run_spec, recipe_of
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.resources.sizes import parse_size
 from dovetail.runtime.http_json import is_header_value, is_loopback
 from dovetail.runtime.run_spec import add_import_path, missing_code
@@ -53,10 +53,24 @@ Source and sink of FILE are not used.
 """
 )
 @file_argument()
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free port.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0: any free port.",
+)
+@click.option(
+    "--host",
+    metavar="HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; one that other machines reach needs a token.",
+)
 @click.option(
     "--token",
+    metavar="TOKEN",
     envvar="DOVETAIL_TOKEN",
     default="",
     help="Clients must send `Authorization: Bearer TOKEN`.  [env var: DOVETAIL_TOKEN, which other users cannot see]",
@@ -65,7 +79,14 @@ Source and sink of FILE are not used.
 @set_option()
 @click.option("--max-wait", default="20ms", show_default=True, metavar="TIME", help="Time to wait for a full batch.")
 @click.option("--deadline", default="60s", show_default=True, metavar="TIME", help="Time limit of a request.")
-@click.option("--max-pending", type=int, default=10_000, show_default=True, metavar="N", help="Unanswered requests.")
+@click.option(
+    "--max-pending",
+    type=int,
+    default=10_000,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of unanswered requests.",
+)
 @click.option("--max-body", default="10MB", show_default=True, metavar="SIZE", help="Size limit of a request.")
 @click.option("--no-wait", is_flag=True, help="Exit with code 3 instead of waiting for resources.")
 @run_dir_option()
@@ -100,7 +121,7 @@ def serve(
         except dt.InfeasibleError as error:
             raise infeasible_error_for_file(error, job, dt.Cluster.of(cluster), "streaming") from None
         except dt.ConfigError as error:
-            raise OptionSurface().error(error) from None
+            raise OptionRenderer().error(error) from None
         server.service = service
         _serve_until_stopped(server, service)
 

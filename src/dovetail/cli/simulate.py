@@ -24,7 +24,7 @@ from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_fi
 from dovetail.documents.parser import read_document
 from dovetail.jobs import is_job_simulation
 from dovetail.observe.summary_text import next_step_lines, result_lines
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.runtime.run_spec import add_import_path
 from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD, Simulation
 from dovetail.runtime.simulation import simulate as run_simulated
@@ -64,7 +64,9 @@ Examples:
 @engine_option("local")
 @set_option()
 @source_option("Use the speeds that were measured with this source.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed; the same seed gives the same run.")
+@click.option(
+    "--seed", metavar="N", type=int, default=0, show_default=True, help="Random seed; the same seed gives the same run."
+)
 @click.option(
     "--spread",
     type=float,
@@ -157,7 +159,7 @@ def simulate(
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, cluster, mode) from None
     except dt.ConfigError as error:
-        raise SimulateSurface().error(error) from None
+        raise SimulateRenderer().error(error) from None
     _print_result(result, as_json=as_json)
     if result.status != "finished":
         sys.exit(1)
@@ -192,7 +194,7 @@ def _print_job_simulation(file: str, sets: tuple[str, ...], seed: int, as_json: 
     click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 
 
-class SimulateSurface(OptionSurface):
+class SimulateRenderer(OptionRenderer):
     """Problems of arguments of dt.simulate, as options."""
 
     def name(self, setting: str) -> str:

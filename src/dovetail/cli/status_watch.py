@@ -30,7 +30,7 @@ CLEAR_BELOW = "\x1b[J"
 
 
 def watch_run(folder: RunFolder, show_end: Callable[[], None], *, as_json: bool) -> None:
-    """Shows the run until it ends, then calls `show_end`. Ctrl-C ends the watching, not the run."""
+    """Shows the run until it ends, then calls `show_end`. Ctrl-C ends the display, not the run."""
     show = JsonLines(folder) if as_json else Redrawn(folder) if is_terminal(sys.stdout) else PlainLines(folder)
     try:
         while (entry := run_entry(folder, time.time()))["status"] == "running":
@@ -95,7 +95,7 @@ class Redrawn:
     def __call__(self, entry: dict[str, Any]) -> None:  # noqa: ARG002 - the figures are read again
         size = shutil.get_terminal_size()
         lines = result_lines(summarize_run(RunHistory.load(self._folder.path)), size.columns)
-        lines = [*lines[: max(1, size.lines - 3)], "", "Ctrl-C ends the watching, not the run"]
+        lines = [*lines[: max(1, size.lines - 3)], "", "Ctrl-C ends the display, not the run"]
         text = "\n".join(cut_text(line, size.columns) for line in lines)
         self.erase()
         sys.stdout.write(f"{text}\n")

@@ -18,7 +18,7 @@ from dovetail.cli.queue_option import files_option, opened_queue, queue_url, que
 from dovetail.jobs.job_function import RUN_MODULE
 from dovetail.jobs.stores.store_url import checked_scheme, shown_url, store_place
 from dovetail.observe.terminal import is_terminal, raw_terminal, terminal_width
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.text_format import cut_text, format_count, format_duration
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ SIGTERM).
     "repeated.  [default: none]",
 )
 @click.option("--queues", default="default", show_default=True, metavar="A,B", help="Names of the queues to serve.")
-@click.option("--slots", metavar="N|auto", help="Jobs at the same time.  [default: MAX_CONCURRENT_JOBS, or auto]")
+@click.option(
+    "--slots", metavar="N|auto", help="Maximum number of concurrent jobs.  [default: MAX_CONCURRENT_JOBS, or auto]"
+)
 @click.option(
     "--resources", metavar="SPEC", help="What jobs may use: '8cpu, 32GB'.  [default: this machine, shared by a claim]"
 )
@@ -124,7 +126,7 @@ SIGTERM).
 @click.option("--job-timeout", metavar="TIME", help="Timeout of jobs that set none.  [default: JOB_TIMEOUT, or none]")
 @click.option("--lease", metavar="TIME", help="Jobs of a dead worker run again after this time.  [default: 15s]")
 @click.option("--grace", metavar="TIME", help="Time for running jobs when the worker stops.  [default: 30s]")
-@click.option("--kill-grace", metavar="TIME", help="From SIGTERM to SIGKILL of a job process.  [default: 5s]")
+@click.option("--kill-grace", metavar="TIME", help="Time between SIGTERM and SIGKILL of a job process.  [default: 5s]")
 @click.option(
     "--placement-delay",
     metavar="TIME",
@@ -148,16 +150,22 @@ SIGTERM).
 @click.option("--log-dir", metavar="DIR", type=FOLDER_PATH, help="Output of jobs.  [default: --files]")
 @click.option(
     "--port",
+    metavar="PORT",
     type=click.IntRange(0, 65535),
     default=8000,
     show_default=True,
     help="Port of the status pages; the next free one if it is taken; 0: any.",
 )
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address of the status pages; others need a token."
+    "--host",
+    metavar="HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of the status pages; one that other machines reach needs a token.",
 )
 @click.option(
     "--token",
+    metavar="TOKEN",
     envvar="DOVETAIL_TOKEN",
     default="",
     help="Token of the status pages: clients send `Authorization: Bearer TOKEN`.",
@@ -219,7 +227,7 @@ def worker(
         _announce(source.get_status(), page, port, application, store_place(where), folders or ())
         _wait(running, source, signals)
     if isinstance(running.error, dt.ConfigError):
-        raise WorkerSurface().error(running.error)
+        raise WorkerRenderer().error(running.error)
     if running.error is not None:
         raise running.error
     if running.is_recycled and not signals.count:
@@ -234,10 +242,10 @@ def _made_worker(queue: dt.Queue, application: Application, given: dict[str, Any
     try:
         return Worker(queue, app=application, **given)
     except dt.ConfigError as error:
-        raise WorkerSurface().error(error) from None
+        raise WorkerRenderer().error(error) from None
 
 
-class WorkerSurface(OptionSurface):
+class WorkerRenderer(OptionRenderer):
     """Options of `dt.Worker` as options of this command."""
 
     def option(self, name: str, value: object) -> str:

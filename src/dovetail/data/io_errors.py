@@ -41,14 +41,14 @@ def cannot_read(path: str, error: BaseException) -> SourceSinkError:
         return source_changed(path, "it is gone")
     if isinstance(error, PermissionError):
         return SourceSinkError(CANNOT_READ, "permission denied", f"chmod u+r {shlex.quote(path)}", path)
-    said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-    return SourceSinkError(CANNOT_READ, f"cannot be read: {said}", "fix the cause, then resume", path)
+    reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    return SourceSinkError(CANNOT_READ, f"cannot be read: {reason}", "fix the cause, then resume", path)
 
 
 def archive_damaged(path: str, error: BaseException | str) -> SourceSinkError:
-    said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return SourceSinkError(
-        CANNOT_READ, f"the archive is damaged or truncated: {said}", "create or download the file again", path
+        CANNOT_READ, f"the archive is damaged or truncated: {reason}", "create or download the file again", path
     )
 
 
@@ -73,14 +73,14 @@ PATH_GONE_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 def write_failed(error: OSError, path: str) -> SourceSinkError:
     """The error of a sink that ends a run; committed results are kept."""
     folder = shlex.quote(str(Path(path).parent))
-    said = error.strerror or str(error)
+    reason = error.strerror or str(error)
     # pyarrow and lance report the errno only as text
-    if error.errno in DISK_FULL_ERRNOS or "No space left" in said or "File too large" in said:
-        message = f"no space for the results: {said}"
+    if error.errno in DISK_FULL_ERRNOS or "No space left" in reason or "File too large" in reason:
+        message = f"no space for the results: {reason}"
         return SourceSinkError("DT353", message, f"free disk space (df -h {folder}), then resume", path)
     if error.errno in PATH_GONE_ERRNOS:
         return results_missing(path)
-    return SourceSinkError("DT355", f"the results cannot be written: {said}", "fix the cause, then resume", path)
+    return SourceSinkError("DT355", f"the results cannot be written: {reason}", "fix the cause, then resume", path)
 
 
 def results_missing(path: str) -> SourceSinkError:

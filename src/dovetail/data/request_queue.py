@@ -337,20 +337,20 @@ class ResponseSink:
 
     def _answer(self) -> None:
         while True:
-            said = self._queue.get()
-            if isinstance(said, BaseException):
+            entry = self._queue.get()
+            if isinstance(entry, BaseException):
                 break
             try:
-                if isinstance(said, tuple):
-                    said[0].reject(said[1])
+                if isinstance(entry, tuple):
+                    entry[0].reject(entry[1])
                 else:
-                    self._deliver(said)
+                    self._deliver(entry)
             except BaseException as error:  # results are user objects: reading one may raise anything
                 self.on_crash(error)
         self._store.release_mappings()
         if self.source is not None:
             for ticket in self.source.take_unanswered():
-                ticket.reject(said)
+                ticket.reject(entry)
 
     def _deliver(self, deliver: Deliver) -> None:
         assert self.source is not None, "results without a request"

@@ -142,13 +142,13 @@ def find_problems(spec: SinkSpec) -> list[Problem]:
         )
     elif spec.format is None and _format_from_name(spec.path) is None:
         suffix = stem_and_suffix(Path(spec.path).name)[1]
-        said = (
+        message = (
             f"the file name has no known format suffix: {suffix!r}"
             if suffix
             else "the file name has no known format suffix"
         )
         guess = did_you_mean(suffix[1:], list(SUFFIXES)) if suffix else ""
-        problem = _problem(f"{said}{guess}", "", spec)
+        problem = _problem(f"{message}{guess}", "", spec)
         evidence = (f"formats: {', '.join(FORMATS)}", f"known suffixes: {', '.join(f'.{name}' for name in SUFFIXES)}")
         subjects = (spec.subject,)
         named = Change({"sink": f"{spec.path.removesuffix(suffix)}.jsonl"}, subjects)

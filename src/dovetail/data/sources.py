@@ -91,14 +91,14 @@ def source_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 # --- specification
 
 
-def _validate(said: dict[Any, Any]) -> SourceSpec:
+def _validate(settings: dict[Any, Any]) -> SourceSpec:
     problems: list[Problem] = []
 
     def wrong(setting: str, message: str, *fixes: Fix) -> None:
         subject = Subject("setting", setting)
         problems.append(Problem(INVALID_SETTING, message, fixes=fixes, place="source", subject=subject))
 
-    for key in said:
+    for key in settings:
         if key not in SETTING_NAMES:
             wrong(
                 str(key),
@@ -106,9 +106,9 @@ def _validate(said: dict[Any, Any]) -> SourceSpec:
                 f"settings are: {', '.join(SETTING_NAMES)}",
             )
     values = {
-        key: value for key, value in said.items() if key in SETTING_NAMES and (value is not None or key == "path")
+        key: value for key, value in settings.items() if key in SETTING_NAMES and (value is not None or key == "path")
     }
-    values["path"] = _validate_paths(said.get("path"), wrong)
+    values["path"] = _validate_paths(settings.get("path"), wrong)
     _validate_format_settings(values, wrong)
     if isinstance(columns := values.get("columns"), list | tuple):
         values["columns"] = tuple(columns)
@@ -122,7 +122,7 @@ def _validate(said: dict[Any, Any]) -> SourceSpec:
     if type(values.get("header", True)) is not bool:
         wrong("header", f"header is {short_repr(values['header'])}, not true or false", "header: true")
     if not problems:
-        _validate_combination(SourceSpec(**values), said, wrong)
+        _validate_combination(SourceSpec(**values), settings, wrong)
     if problems:
         raise ConfigError(problems)
     return SourceSpec(**values)
@@ -182,16 +182,16 @@ def _validate_format_settings(values: dict[str, Any], wrong: Any) -> None:
         )
 
 
-def _validate_combination(spec: SourceSpec, said: dict[Any, Any], wrong: Any) -> None:
+def _validate_combination(spec: SourceSpec, settings: dict[Any, Any], wrong: Any) -> None:
     form = spec.format
     if form is None:
         return
     if spec.columns and form not in ("csv", "parquet", "lance"):
         wrong("columns", f"columns is not supported for {form}", "omit columns, and drop fields in a stage")
     for key in ("delimiter", "header"):
-        if said.get(key) is not None and form != "csv":
+        if settings.get(key) is not None and form != "csv":
             wrong(key, f"{key} is not supported for {form}", "format: csv")
-    if said.get("encoding") is not None and form not in LINE_FORMATS:
+    if settings.get("encoding") is not None and form not in LINE_FORMATS:
         wrong("encoding", f"encoding is not supported for {form}", "omit encoding")
 
 
@@ -199,14 +199,14 @@ def _validate_combination(spec: SourceSpec, said: dict[Any, Any], wrong: Any) ->
 
 
 def _open_spec(spec: SourceSpec, before: Mapping[str, Any]) -> Cursor:
-    said = ", ".join(spec.paths[:3]) + (f" and {len(spec.paths) - 3} more" if len(spec.paths) > 3 else "")
+    name = ", ".join(spec.paths[:3]) + (f" and {len(spec.paths) - 3} more" if len(spec.paths) > 3 else "")
     if spec.format == "lance" or (
         spec.format is None and any(format_from_suffix(path) == "lance" for path in spec.paths)
     ):
         from dovetail.data.readers.lance_tables import LanceCursor
 
         versions = dict(before.get("tables", ())) if before.get("kind") == "lance" else {}
-        return LanceCursor(said, spec.paths, spec.columns, versions)
+        return LanceCursor(name, spec.paths, spec.columns, versions)
     from dovetail.data.readers.source_files import find_files, open_line_files
 
     form, files = find_files(spec)
@@ -215,12 +215,12 @@ def _open_spec(spec: SourceSpec, before: Mapping[str, Any]) -> Cursor:
     if form in ("paths", "bytes"):
         from dovetail.data.readers.path_list import PathCursor
 
-        return PathCursor(said, files, contents=form == "bytes")
+        return PathCursor(name, files, contents=form == "bytes")
     if form == "parquet":
         from dovetail.data.readers.parquet import ParquetCursor
 
-        return ParquetCursor(said, files, spec.columns)
-    return open_line_files(said, replace(spec, format=form), files)
+        return ParquetCursor(name, files, spec.columns)
+    return open_line_files(name, replace(spec, format=form), files)
 
 
 def _non_default_settings(spec: SourceSpec) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def _read(path: Path, _changed_ns: int, _size: int) -> Mapping[str, ConfiguredTe
         if is_pyproject:
             return None  # other tools report it
         raise ConfigError(
-            Problem("DT010", f"cannot be read: {error}", fixes=("make it a readable text",), place=str(path))
+            Problem("DT010", f"cannot be read: {error}", fixes=("make it a readable text file",), place=str(path))
         ) from None
     if is_pyproject and ".".join(PYPROJECT_TABLE) not in text:
         return None

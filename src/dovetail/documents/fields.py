@@ -20,7 +20,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dovetail.documents.document import KeyPath, dotted_path
-from dovetail.documents.yaml_surface import yaml_literal
+from dovetail.documents.yaml_writer import yaml_literal
 from dovetail.errors import UNSET, Change, Given, Problem, Subject, Text, did_you_mean, nearest_word, short_repr
 
 if TYPE_CHECKING:

@@ -325,12 +325,12 @@ def _syntax_problem(error: yaml.YAMLError, name: str, text: str) -> Problem:
     if isinstance(position, int):
         before = text[:position]
         place = f"{name}:{before.count(chr(10)) + 1}:{position - before.rfind(chr(10))}"
-    said = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     character = getattr(error, "character", None)
     if isinstance(character, int):
-        said = f"{said} (character 0x{character:04x} at position {getattr(error, 'position', '?')})"
+        reason = f"{reason} (character 0x{character:04x} at position {getattr(error, 'position', '?')})"
     context = getattr(error, "context", None)
-    message = f"not valid YAML: {said}" + (f" ({context})" if context else "")
+    message = f"not valid YAML: {reason}" + (f" ({context})" if context else "")
     return Problem("DT010", message, fixes=("check indentation, quotes, tabs and colons in this line",), place=place)
 
 

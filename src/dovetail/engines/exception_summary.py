@@ -131,7 +131,7 @@ def _traceback_text(error: BaseException) -> str:
     if len(text) <= MAX_DETAIL_CHARS:
         return text
     head, tail = MAX_DETAIL_CHARS // 4, MAX_DETAIL_CHARS * 3 // 4 - 50
-    return f"{text[:head]}\n... {len(text) - head - tail} characters left out ...\n{text[-tail:]}"
+    return f"{text[:head]}\n... {len(text) - head - tail} characters omitted ...\n{text[-tail:]}"
 
 
 def _main_guard_hint(error: BaseException) -> str:

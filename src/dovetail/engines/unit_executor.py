@@ -51,7 +51,7 @@ class _StageObject:
         try:
             self.target, each = load_object(stage.run, self.name, stage.args, stage.kwargs)
         except BaseException as error:
-            _add_note(error, f"while stage {self.name!r} was made")
+            _add_note(error, f"while stage {self.name!r} was created")
             raise
         self.worker = worker.for_stage(self.name)
         self.is_async = is_async(self.target)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.documents.yaml_surface import Commented
+from dovetail.documents.yaml_writer import Commented
 from dovetail.export.containers import STATUS_PORT
 from dovetail.export.deployment import HPA, KEDA
 from dovetail.export.kubernetes_objects import labelled

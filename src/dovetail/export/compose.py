@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.documents.yaml_surface import Commented, yaml_document
+from dovetail.documents.yaml_writer import Commented, yaml_document
 from dovetail.export.containers import (
     MIB,
     PASSWORD_VARIABLE,

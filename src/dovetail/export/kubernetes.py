@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.documents.yaml_surface import Commented, yaml_document, yaml_documents
+from dovetail.documents.yaml_writer import Commented, yaml_document, yaml_documents
 from dovetail.export.autoscaling import adapter_rules, scaling_objects
 from dovetail.export.containers import (
     PASSWORD_VARIABLE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from dovetail.documents.yaml_surface import Commented
+from dovetail.documents.yaml_writer import Commented
 from dovetail.export.kubernetes_objects import (
     container_resources,
     labelled,

@@ -76,7 +76,7 @@ class RunMonitor:
                 if self.is_stopping and id(run) not in self._drained:
                     self._drained.add(id(run))
                     run.drain(REASON)
-                    print_stderr("the job is to end: the run finishes the work in flight")
+                    print_stderr("the job is being stopped: the run finishes the work in flight")
                 self._report(run)
 
     def _report(self, run: Run) -> None:

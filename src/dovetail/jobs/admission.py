@@ -36,20 +36,20 @@ class Admission:
         return free.taken(fit.seat("", ways[0])) if ways else None
 
 
-class Room(NamedTuple):
+class FreeCapacity(NamedTuple):
     """Free slots and resources of a worker, now or later."""
 
     slots: int
     free: FreeResources
 
-    def after_start(self, shape: Shape, admission: Admission) -> Room | None:
+    def after_start(self, shape: Shape, admission: Admission) -> FreeCapacity | None:
         """The room after a job of this shape has started; None if it does not fit."""
         left = admission.take(shape, self.free) if self.slots > 0 else None
-        return None if left is None else Room(self.slots - 1, left)
+        return None if left is None else FreeCapacity(self.slots - 1, left)
 
-    def after_end(self, seats: Sequence[Seat], slots: int) -> Room:
+    def after_end(self, seats: Sequence[Seat], slots: int) -> FreeCapacity:
         """The room after a job with these seats and slots has ended."""
         free = self.free
         for seat in seats:
             free = free.given_back(seat)
-        return Room(self.slots + slots, free)
+        return FreeCapacity(self.slots + slots, free)

@@ -6,7 +6,7 @@
 weight 1.
 
 **Reservation** (EASY backfill). A job that does not fit for a long time gets a worker reserved, which then takes jobs
-behind it only if they do not delay it: see `Hold`.
+behind it only if they do not delay it: see `WorkerReservation`.
 
 **Choice of worker.** A claim passes over a job that another live worker, which serves its queue and has a free slot and
 room, should rather run:
@@ -50,7 +50,7 @@ NO_CARDS: PlacementRank = (-1, 0, 0)
 """Rank of a worker without GPUs."""
 UNWEIGHTED = ""
 """Group of the queues without a weight."""
-PASS_KEPT_MS = 10_000
+DEFERRAL_KEPT_MS = 10_000
 """Time for which a store remembers that a job was passed over; a job that waits longer can be passed over again."""
 
 
@@ -95,7 +95,7 @@ class QueueShares:
         return self._running_by_group.get(group, 0) / self._weights.get(group, 1)
 
 
-class Hold(NamedTuple):
+class WorkerReservation(NamedTuple):
     """Reservation that holds the claiming worker: jobs behind the reserved one must not delay it."""
 
     job_id: str

@@ -8,8 +8,8 @@ from dovetail.jobs.claim_policy import (
     MAX_RESERVE_TRIES,
     RESERVE_AFTER_MS,
     RESERVE_AGAIN_MS,
-    Hold,
     ReservableWorker,
+    WorkerReservation,
     worker_to_reserve,
 )
 from dovetail.jobs.job import JobState
@@ -46,7 +46,7 @@ class ClaimReservations:
         self._reserved = dict(table.reservations())
         """Reservations by queue."""
         self._tries: dict[str, int] = {}
-        self._hold: Hold | None = None
+        self._hold: WorkerReservation | None = None
         self.woken: set[str] = set()
         """Workers whose reservation this claim has removed. The worker that claims may have passed over jobs before the
         reserved one, and claims again."""
@@ -64,7 +64,7 @@ class ClaimReservations:
         if is_idle and self._admission.take(record.shape, self._claim.free) is None:
             self._put(Reservation(found.queue, "", "", self._now_ms))
             return
-        self._hold = Hold(record.id, order_of(record), record.shape, self._ends_ms)
+        self._hold = WorkerReservation(record.id, order_of(record), record.shape, self._ends_ms)
 
     def may_take(self, record: JobRecord, free: FreeResources, slots: int) -> bool:
         """Whether a job that fits delays no reserved job."""
@@ -102,7 +102,7 @@ class ClaimReservations:
             return
         self._put(Reservation(queue, record.id, chosen.id, self._now_ms))
         if chosen.id == self._worker:
-            self._hold = Hold(record.id, order_of(record), record.shape, self._ends_ms)
+            self._hold = WorkerReservation(record.id, order_of(record), record.shape, self._ends_ms)
 
     def _needs_worker(self, queue: str, tries: int) -> bool:
         found = self._reserved.get(queue)

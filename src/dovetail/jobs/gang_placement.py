@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.jobs.admission import Admission, Room
+    from dovetail.jobs.admission import Admission, FreeCapacity
     from dovetail.resources.shape import Shape
 
 
@@ -20,12 +20,12 @@ class GangPlacement(NamedTuple):
 
     workers: tuple[str, ...]
     """The worker of each rank."""
-    rooms: dict[str, Room]
+    rooms: dict[str, FreeCapacity]
     """Remaining room of each of these workers."""
 
 
 def place_gang(
-    admission: Admission, shape: Shape, worker: str, room: Room, others: Sequence[tuple[str, Room]]
+    admission: Admission, shape: Shape, worker: str, room: FreeCapacity, others: Sequence[tuple[str, FreeCapacity]]
 ) -> GangPlacement | None:
     """Place all ranks; None: they do not fit, or none fits on the claiming worker. `room`: of the claiming worker."""
     rank, missing = shape.rank, shape.ranks
@@ -47,9 +47,9 @@ def place_gang(
     return GangPlacement(workers, {name: rooms[-1] for name, rooms in chosen})
 
 
-def rooms_after(admission: Admission, rank: Shape, room: Room, most: int) -> list[Room]:
+def rooms_after(admission: Admission, rank: Shape, room: FreeCapacity, most: int) -> list[FreeCapacity]:
     """The room after one rank has started, after two, and so on."""
-    found: list[Room] = []
+    found: list[FreeCapacity] = []
     left = room.after_start(rank, admission)
     while left is not None and len(found) < most:
         found.append(left)
@@ -57,5 +57,5 @@ def rooms_after(admission: Admission, rank: Shape, room: Room, most: int) -> lis
     return found
 
 
-def _most_first(item: tuple[str, list[Room]]) -> tuple[int, str]:
+def _most_first(item: tuple[str, list[FreeCapacity]]) -> tuple[int, str]:
     return -len(item[1]), item[0]

@@ -160,5 +160,5 @@ def _shorten(fd: int, limit_bytes: int) -> None:
     newest = os.pread(fd, tail, size - tail)
     newest = newest[newest.find(b"\n") + 1 :]
     os.ftruncate(fd, head)
-    os.write(fd, f"\n[dovetail: {format_size(size - head - len(newest))} of output left out]\n".encode())
+    os.write(fd, f"\n[dovetail: {format_size(size - head - len(newest))} of output omitted]\n".encode())
     os.write(fd, newest)

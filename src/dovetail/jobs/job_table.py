@@ -106,10 +106,10 @@ class JobTable(Protocol):
     def offer_groups(self, now_ms: int) -> OfferGroups:
         """The same, grouped by what is free."""
 
-    def passed_ms(self, job_id: str) -> int | None:
+    def deferred_ms(self, job_id: str) -> int | None:
         """Time at which a worker left this job to a better one; None if none did."""
 
-    def put_pass(self, job_id: str, now_ms: int, before_ms: int) -> None:
+    def put_deferral(self, job_id: str, now_ms: int, before_ms: int) -> None:
         """Record the time at which a job was left to a better worker, and drop times before `before_ms`."""
 
     def schedules(self) -> list[Schedule]:

@@ -15,7 +15,7 @@ from dovetail.jobs.ordering import order_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from dovetail.jobs.admission import Admission, Room
+    from dovetail.jobs.admission import Admission, FreeCapacity
     from dovetail.jobs.job import JobRecord
     from dovetail.jobs.store import PreemptibleJob
 
@@ -32,7 +32,7 @@ class KeptRoom:
     jobs."""
 
     def __init__(
-        self, admission: Admission, waiting: Iterable[JobRecord], ending: Iterable[Candidate], room: Room
+        self, admission: Admission, waiting: Iterable[JobRecord], ending: Iterable[Candidate], room: FreeCapacity
     ) -> None:
         """`waiting`: ready jobs for which others are being ended, or have just ended. `ending`: jobs that still run,
         and will end. `room`: of the worker now."""
@@ -46,11 +46,13 @@ class KeptRoom:
                 later = left
                 self.waiting.append(record)
 
-    def has_room_after(self, room: Room) -> bool:
+    def has_room_after(self, room: FreeCapacity) -> bool:
         """Whether the waiting jobs fit when the ending ones have ended; `room`: after the start of another job."""
         return not self.waiting or self.left(room) is not None
 
-    def take_startable(self, room: Room, may_start: Callable[[JobRecord], bool]) -> tuple[JobRecord, Room] | None:
+    def take_startable(
+        self, room: FreeCapacity, may_start: Callable[[JobRecord], bool]
+    ) -> tuple[JobRecord, FreeCapacity] | None:
         """Remove the first waiting job that fits now. Returns it, and the room after its start."""
         for record in self.waiting:
             left = room.after_start(record.shape, self._admission) if may_start(record) else None
@@ -67,7 +69,7 @@ class KeptRoom:
         self._ending += ending
         self.waiting.append(record)
 
-    def left(self, room: Room) -> Room | None:
+    def left(self, room: FreeCapacity) -> FreeCapacity | None:
         """The room when the ending jobs have ended and the waiting ones have started; None if they do not fit."""
         later = self._later(room)
         for record in self.waiting:
@@ -77,14 +79,14 @@ class KeptRoom:
             later = after
         return later
 
-    def _later(self, room: Room) -> Room:
+    def _later(self, room: FreeCapacity) -> FreeCapacity:
         for candidate in self._ending:
             room = room.after_end(candidate.held.seats, candidate.held.slots)
         return room
 
 
 def choose_preempted(
-    admission: Admission, job: JobRecord, room: Room, candidates: Sequence[Candidate]
+    admission: Admission, job: JobRecord, room: FreeCapacity, candidates: Sequence[Candidate]
 ) -> list[Candidate]:
     """Running jobs whose end makes room for this job; empty if no set of them suffices, or if none is needed."""
     lower = [one for one in candidates if one.record.spec.priority < job.spec.priority]

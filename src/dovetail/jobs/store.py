@@ -313,7 +313,7 @@ class QueueStats:
 
 
 class Offer(NamedTuple):
-    """What a worker can take, as its latest claim said, less what that claim took."""
+    """What a worker can take, as of its latest claim, less what that claim took."""
 
     offered_ms: int
     """Time of the claim."""

@@ -328,7 +328,7 @@ def _combination_problems(given: Mapping[str, Any], cron: object, zone: object) 
                 message = f"{name} and cron exclude each other: a schedule submits its jobs at its fire times"
                 yield Problem(BAD_OPTION, message, fixes=(Change({name: UNSET}), Change({"cron": UNSET})))
     elif zone is not None:
-        message = f"timezone={short_repr(zone)} has no meaning without cron"
+        message = f"timezone={short_repr(zone)} requires cron"
         yield Problem(
             BAD_OPTION, message, fixes=(Change({"cron": "0 3 * * *", "timezone": "UTC"}), Change({"timezone": UNSET}))
         )

@@ -11,8 +11,8 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 from dovetail.jobs import state_machine
-from dovetail.jobs.admission import Room
-from dovetail.jobs.claim_policy import PASS_KEPT_MS, OtherWorkers, QueueShares, placement_rank
+from dovetail.jobs.admission import FreeCapacity
+from dovetail.jobs.claim_policy import DEFERRAL_KEPT_MS, OtherWorkers, QueueShares, placement_rank
 from dovetail.jobs.claim_reservations import ClaimReservations
 from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.gang_placement import place_gang
@@ -71,7 +71,7 @@ class ClaimState:
     queues: list[str]
     """Queues that give jobs, without duplicates."""
     shares: QueueShares
-    room: Room
+    room: FreeCapacity
     """Remaining room of the worker."""
     gang_address: str
     """HOST:PORT at which rank 0 of the next gang listens; "" if the claim takes no gang."""
@@ -284,11 +284,11 @@ class Transaction:
                 self._put(state_machine.expired(self.now_ms, record, lost))
                 self._wake_members(record)
 
-    def _claim(self, worker: str, claim: Claim, lease_ms: int) -> tuple[list[ClaimedJob], Room]:
+    def _claim(self, worker: str, claim: Claim, lease_ms: int) -> tuple[list[ClaimedJob], FreeCapacity]:
         """Claim jobs. Returns them, and the remaining room."""
         queues = [queue for queue in dict.fromkeys(claim.queues) if not self._settings_of(queue).paused]
         shares = QueueShares(queues, self._settings, self._table.leased_jobs)
-        claimed, room = self._send_members(worker, Room(claim.slots, claim.free), lease_ms)
+        claimed, room = self._send_members(worker, FreeCapacity(claim.slots, claim.free), lease_ms)
         claim = replace(claim, slots=room.slots, free=room.free) if claimed else claim
         claimed += self._fill_batches(worker, claim.batches, queues, shares, lease_ms)
         if not queues or (room.slots <= 0 and not claim.preemptible):
@@ -345,7 +345,7 @@ class Transaction:
         state.claimed.append(self._lease(state, record))
         return True
 
-    def _room_after(self, state: ClaimState, record: JobRecord) -> Room | None:
+    def _room_after(self, state: ClaimState, record: JobRecord) -> FreeCapacity | None:
         """The room after the start of this job; None if the claim does not take it."""
         room, reservations = state.room, state.reservations
         remaining = room.after_start(record.shape, self._admission)
@@ -391,7 +391,7 @@ class Transaction:
 
     # --- gangs
 
-    def _send_members(self, worker: str, room: Room, lease_ms: int) -> tuple[list[ClaimedJob], Room]:
+    def _send_members(self, worker: str, room: FreeCapacity, lease_ms: int) -> tuple[list[ClaimedJob], FreeCapacity]:
         """The ranks of gangs that other claims have placed on this worker, and the remaining room."""
         sent: list[ClaimedJob] = []
         for job_id in self._table.assigned(worker):
@@ -419,7 +419,7 @@ class Transaction:
             for other in self._other_offers(state.worker)
             if record.spec.queue in other.queues and other.id not in reserved
         }
-        rooms = [(name, Room(offer.slots, offer.free)) for name, offer in others.items()]
+        rooms = [(name, FreeCapacity(offer.slots, offer.free)) for name, offer in others.items()]
         placement = place_gang(self._admission, record.shape, state.worker, state.room, rooms)
         if placement is None:
             return False
@@ -554,11 +554,11 @@ class Transaction:
         better = self._others.best_before(rank, record.spec.queue, record.shape)
         if better is None:
             return False
-        passed_ms = self._table.passed_ms(record.id)
-        if passed_ms is None or passed_ms < self.now_ms - PASS_KEPT_MS:
-            passed_ms = self.now_ms
-            self._table.put_pass(record.id, self.now_ms, self.now_ms - PASS_KEPT_MS)
-        until_ms = passed_ms + claim.placement_delay_ms
+        deferred_ms = self._table.deferred_ms(record.id)
+        if deferred_ms is None or deferred_ms < self.now_ms - DEFERRAL_KEPT_MS:
+            deferred_ms = self.now_ms
+            self._table.put_deferral(record.id, self.now_ms, self.now_ms - DEFERRAL_KEPT_MS)
+        until_ms = deferred_ms + claim.placement_delay_ms
         if until_ms <= self.now_ms:
             return False
         self._others.leave(better, record.shape)

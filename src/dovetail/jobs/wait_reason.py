@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.jobs.admission import Admission, Room
+from dovetail.jobs.admission import Admission, FreeCapacity
 from dovetail.jobs.gang_placement import rooms_after
 from dovetail.jobs.job import JobState
 
@@ -45,7 +45,7 @@ def wait_reason(
     if offers and not any(offer.slots > 0 for offer in offers.values()):
         return "no free slot"
     if record.shape.ranks > 1:
-        rank, rooms = record.shape.rank, [Room(offer.slots, offer.free) for offer in offers.values()]
+        rank, rooms = record.shape.rank, [FreeCapacity(offer.slots, offer.free) for offer in offers.values()]
         fitting = sum(len(rooms_after(admission, rank, room, record.shape.ranks)) for room in rooms)
         if 0 < fitting < record.shape.ranks:
             return f"no room: {fitting} of {record.shape.ranks} ranks fit now"

@@ -278,12 +278,12 @@ def _listen(folder: Path) -> socket.socket:
     return made
 
 
-def _exchange(folder: Path, said: dict[str, Any], patience_s: float) -> dict[str, Any]:
+def _exchange(folder: Path, request: dict[str, Any], patience_s: float) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ours:
         ours.settimeout(patience_s)
         with _address(folder, SOCKET_NAME) as address:
             ours.connect(address)
-        ours.sendall(json.dumps(said).encode() + b"\n")
+        ours.sendall(json.dumps(request).encode() + b"\n")
         answer = json.loads(_read_line(ours, patience_s, MAX_ANSWER_BYTES))
     if not isinstance(answer, dict):
         raise TypeError("malformed answer")

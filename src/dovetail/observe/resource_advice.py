@@ -47,16 +47,16 @@ class Adviser:
     """Gives each piece of advice once."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], float] = {}
+        self._reported_use: dict[tuple[str, str], float] = {}
 
     def new_advice(self, use: UnitUse, asked: RequestedResources) -> list[Advice]:
         """Advice for this unit that is new or whose value has doubled."""
         fresh = [
             it
             for it in find_overuse(use, asked)
-            if it.used >= REPEAT_GROWTH_FACTOR * self._said.get((it.unit, it.about), 0.0)
+            if it.used >= REPEAT_GROWTH_FACTOR * self._reported_use.get((it.unit, it.about), 0.0)
         ]
-        self._said |= {(it.unit, it.about): it.used for it in fresh}
+        self._reported_use |= {(it.unit, it.about): it.used for it in fresh}
         return fresh
 
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.events import LossCause
-from dovetail.documents.yaml_surface import yaml_literal
+from dovetail.documents.yaml_writer import yaml_literal
 from dovetail.errors import Change, Subject
 from dovetail.observe.run_folder import number_field, read_json_object
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.text_format import terminal_text
 
 if TYPE_CHECKING:
@@ -500,10 +500,10 @@ def _measured_use(uses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _latest_advice(history: RunHistory) -> tuple[str, ...]:
     """The last note about each subject, with the change as it is written for this run."""
     notes = [(it.text, it.data.get("data")) for it in history.notes("advice")]
-    said = {
+    latest = {
         (str(data.get("unit")), str(data.get("about"))): (text, data) for text, data in notes if isinstance(data, dict)
     }
-    return tuple(_advice_text(history, unit, about, *last) for (unit, about), last in said.items())
+    return tuple(_advice_text(history, unit, about, *last) for (unit, about), last in latest.items())
 
 
 def _advice_text(history: RunHistory, unit: str, about: str, text: str, data: Mapping[str, Any]) -> str:
@@ -517,7 +517,7 @@ def _advice_text(history: RunHistory, unit: str, about: str, text: str, data: Ma
     if not isinstance(asked, dict) or not isinstance(asked.get("file"), str):
         return text
     subject = Subject("stage", unit, tuple(unit.split("+")))
-    return f"{reason}: {OptionSurface().fix(Change({about: value}, (subject,)))}"
+    return f"{reason}: {OptionRenderer().fix(Change({about: value}, (subject,)))}"
 
 
 def _worker_seconds(ticks: Sequence[ViewRecord], unit: str, *, with_starting: bool) -> float:

@@ -41,7 +41,7 @@ def _seconds(text: str) -> float:
 
 def _in_range(seconds: float) -> float:
     if not 0 < seconds <= DURATION_LIMIT_S:
-        raise ValueError("is not more than nothing and at most 366 days")
+        raise ValueError("is not above 0 and at most 366 days")
     return float(seconds)
 
 

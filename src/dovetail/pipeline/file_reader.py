@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.fields import UnknownKey, WrongValue, file_problem
-from dovetail.documents.yaml_surface import YAML
+from dovetail.documents.yaml_writer import YAML
 from dovetail.errors import ResourceError, Subject, nearest_word
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.pipeline.overrides import NAMED_LISTS, set_option
 from dovetail.resources.resources import RESOURCES, Resources
 
@@ -82,7 +82,7 @@ class FileReader:
         subject = self._entry_subject(path) if self.document.place(path).startswith(OPTION) else None
         if subject is None:
             return YAML.fixes(problem)
-        return OptionSurface().fixes(replace(problem, subject=subject))
+        return OptionRenderer().fixes(replace(problem, subject=subject))
 
     def was_given(self, path: KeyPath) -> bool:
         """Whether the file has the key of a stage or role that a problem is about."""

@@ -150,7 +150,7 @@ def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:
         given = _names_in(stages[number_of[head]])
         entry = next(entry for entry, name in given.items() if name == ring[-1])
         rest = [name for name in given.values() if name != ring[-1]]
-        message = f"the stages go round in a circle: {' -> '.join([*ring, head])}"
+        message = f"the stages form a cycle: {' -> '.join([*ring, head])}"
         evidence = (f"stage {short_repr(head)} has after={quote_value([*given.values()])}",)
         problem = Problem("DT033", message, evidence=evidence, fixes=(Change({"after": rest}),))
         yield ("stages", number_of[head], "after", entry), problem

@@ -39,7 +39,7 @@ class Override:
 
     path: KeyPath
     value: Any
-    said: str
+    option: str
     """As it was typed, for messages: '--set mode=waves'."""
 
 
@@ -47,24 +47,24 @@ class Override:
 class OverriddenDocument(Document):
     """A document with values of the command line."""
 
-    said: Mapping[KeyPath, str] = field(default_factory=dict)
+    option: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def place(self, path: KeyPath = ()) -> str:
         for length in range(len(path), 0, -1):
-            if path[:length] in self.said:
-                return self.said[path[:length]]
+            if path[:length] in self.option:
+                return self.option[path[:length]]
         return Document.place(self, path)
 
 
 def parse_override(text: str, data: object) -> Override:
     """`path=value`, where a stage or role is named or numbered, and the value is read as YAML."""
-    said = f"--set {mask_override(text)}"
+    option = f"--set {mask_override(text)}"
     where, equals, value = text.partition("=")
     if not equals or not where.strip():
-        raise _override_error(said, f"{text!r} is not path=value", EXAMPLE)
+        raise _override_error(option, f"{text!r} is not path=value", EXAMPLE)
     if not value.strip():
-        raise _override_error(said, "there is no value after the =", f"--set {where}=null")
-    return Override(_parse_path(where.strip(), data, text), _parse_value(value.strip(), said), said)
+        raise _override_error(option, "there is no value after the =", f"--set {where}=null")
+    return Override(_parse_path(where.strip(), data, text), _parse_value(value.strip(), option), option)
 
 
 def parse_overrides(text: str, data: object) -> list[Override]:
@@ -75,12 +75,12 @@ def parse_overrides(text: str, data: object) -> list[Override]:
         case ("stages" | "roles" as key, str(pattern), *rest):
             names = _names_in(data, key)
             if not rest:
-                raise _override_error(change.said, f"names no setting of the {key}", EXAMPLES[key])
+                raise _override_error(change.option, f"names no setting of the {key}", EXAMPLES[key])
             numbers = [number for number, name in enumerate(names) if fnmatchcase(name, pattern)]
             if not numbers:
                 fixes = (set_option(f"{key}.*.{'.'.join(map(str, rest))}", _value_text(text)),)
                 message = f"no {NAMED_LISTS[key]} matches {pattern!r}"
-                raise _override_error(change.said, message, *fixes, listed={key: names})
+                raise _override_error(change.option, message, *fixes, listed={key: names})
             return [replace(change, path=(key, number, *rest)) for number in numbers]
     return [change]
 
@@ -106,8 +106,8 @@ def apply_overrides(document: Document, changes: list[Override]) -> OverriddenDo
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    said = {change.path: change.said for change in changes}
-    return OverriddenDocument(document.name, data, document.root, said)
+    option = {change.path: change.option for change in changes}
+    return OverriddenDocument(document.name, data, document.root, option)
 
 
 def override_values(document: Document, sets: Sequence[str]) -> OverriddenDocument:
@@ -124,20 +124,20 @@ def override_values(document: Document, sets: Sequence[str]) -> OverriddenDocume
     return apply_overrides(document, changes)
 
 
-def _parse_value(text: str, said: str) -> Any:
+def _parse_value(text: str, option: str) -> Any:
     if text.startswith(PLAIN_TEXT_PREFIXES):
         return text
     try:
         return parse_document(text, "value").data
     except ConfigError as error:
-        raise _override_error(said, error.problems[0].message, "put the value in quotes") from None
+        raise _override_error(option, error.problems[0].message, "put the value in quotes") from None
 
 
 def _parse_path(where: str, data: object, text: str) -> KeyPath:
-    said = f"--set {mask_override(text)}"
+    option = f"--set {mask_override(text)}"
     words = where.split(".")
     if not all(words):
-        raise _override_error(said, f"{where!r} has an empty part", EXAMPLE)
+        raise _override_error(option, f"{where!r} has an empty part", EXAMPLE)
     if words[0] == "sink" and words[1:2] == ["stages"]:
         return ("sink", "stages", *_split_name(words[2:], _names_in(data, "stages")))
     key = words[0]
@@ -152,7 +152,7 @@ def _parse_path(where: str, data: object, text: str) -> KeyPath:
         name, *rest = _split_name(words[1:], names)
         if name not in names:
             raise _override_error(
-                said,
+                option,
                 f"there is no {entry} {name!r}{did_you_mean(name, names)}",
                 *_name_fixes(key, name, names, rest, text),
                 listed={key: names},
@@ -160,7 +160,7 @@ def _parse_path(where: str, data: object, text: str) -> KeyPath:
         number = names.index(name)
     if number >= len(names):
         message = f"there is no {entry} {number}: the first is 0, the last {len(names) - 1}"
-        raise _override_error(said, message, *_name_fixes(key, "", names[-1:], rest, text))
+        raise _override_error(option, message, *_name_fixes(key, "", names[-1:], rest, text))
     return (key, number, *rest)
 
 
@@ -203,13 +203,13 @@ def _set_value(data: Any, change: Override, depth: int) -> Any:
         data = {"path": data}
     if not isinstance(data, dict):
         message = f"{dotted_path('', change.path[:depth])} is {short_repr(data)}, which has no {step!r}"
-        raise _override_error(change.said, message, f"--set {dotted_path('', change.path[:depth])}=...")
+        raise _override_error(change.option, message, f"--set {dotted_path('', change.path[:depth])}=...")
     data[step] = _set_value(data.get(step), change, depth + 1)
     return data
 
 
 def _override_error(
-    said: str, message: str, *fixes: str, listed: Mapping[str, Sequence[str]] | None = None
+    option: str, message: str, *fixes: str, listed: Mapping[str, Sequence[str]] | None = None
 ) -> ConfigError:
     evidence = tuple(f"{key}: {', '.join(names)}" for key, names in (listed or {}).items() if names)
-    return ConfigError(Problem("DT360", message, evidence, fixes, place=said))
+    return ConfigError(Problem("DT360", message, evidence, fixes, place=option))

@@ -32,7 +32,7 @@ from dovetail.documents.fields import (
     record_type,
 )
 from dovetail.documents.parser import read_document
-from dovetail.documents.yaml_surface import YAML
+from dovetail.documents.yaml_writer import YAML
 from dovetail.errors import ConfigError, Problem, short_repr
 from dovetail.pipeline.error_policy import RETRY, RETRY_FILE_EXAMPLE, Retry, retry_from_data, retry_to_data
 from dovetail.pipeline.file_reader import FileReader

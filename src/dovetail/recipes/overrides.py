@@ -118,4 +118,4 @@ def _has_key(entry: Any, name: str, key: str) -> bool:
 
 
 def _override_error(change: Override, message: str, fix: str) -> ConfigError:
-    return ConfigError(Problem("DT360", message, fixes=(fix,), place=change.said))
+    return ConfigError(Problem("DT360", message, fixes=(fix,), place=change.option))

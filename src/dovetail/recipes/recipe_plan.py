@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.documents.yaml_surface import yaml_literal
-from dovetail.errors import UNSET, ConfigError, InfeasibleError, Problem, Surface, with_note
-from dovetail.pipeline.option_surface import STAGE_SETTINGS, OptionSurface
+from dovetail.documents.yaml_writer import yaml_literal
+from dovetail.errors import UNSET, ConfigError, InfeasibleError, Problem, Renderer, with_note
+from dovetail.pipeline.option_renderer import STAGE_SETTINGS, OptionRenderer
 from dovetail.pipeline.units import fuse_stages
 from dovetail.recipes.compiler import HASH_STAGE_SUFFIX, effective_requirements
 from dovetail.recipes.file_keys import DEPRECATED_NAMES
@@ -59,9 +59,9 @@ def explain_infeasible(
             return InfeasibleError(_concurrency_problem(trials, short[0], mode))
     tried = () if alone else tuple(_tried_fixes(trials, mode))
     found: dict[tuple[str, str], Problem] = {}
-    surface = RecipeSurface(recipe, cluster)
+    renderer = RecipeRenderer(recipe, cluster)
     for problem in error.problems:
-        one = _problem_for_recipe(problem, surface)
+        one = _problem_for_recipe(problem, renderer)
         without = _cpu_only_fix(trials, mode, _steps_in_problem(problem, recipe))
         # the two stages of a deduplicator have the same requirements
         found.setdefault((one.code, one.place), replace(one, fixes=(*without, *(tried or one.fixes))))
@@ -212,7 +212,7 @@ def _cpu_only_fix(trials: _FixTrials, mode: str | None, steps: Sequence[RecipeSt
 # --- problems of the planner in the terms of the recipe
 
 
-class RecipeSurface(OptionSurface):
+class RecipeRenderer(OptionRenderer):
     """Fixes of a plan as options: `--set process.3.num_gpus=0.5`, `--mode sequential`."""
 
     def __init__(self, recipe: Recipe, planned_on: Cluster) -> None:
@@ -221,7 +221,7 @@ class RecipeSurface(OptionSurface):
         self.planned_on = planned_on
 
     def add_nodes(self, fix: AddNodes) -> str:
-        return Surface.add_nodes(self, fix)
+        return Renderer.add_nodes(self, fix)
 
     def change(self, fix: Change, subject: Subject | None) -> str:
         steps = _steps_of(fix.subjects or ((subject,) if subject is not None else ()), self.recipe)
@@ -259,11 +259,11 @@ def set_options(overrides: Sequence[str]) -> str:
     return " ".join(f"--set {shlex.quote(text)}" for text in overrides)
 
 
-def _problem_for_recipe(problem: Problem, surface: RecipeSurface) -> Problem:
-    recipe = surface.recipe
+def _problem_for_recipe(problem: Problem, renderer: RecipeRenderer) -> Problem:
+    recipe = renderer.recipe
     steps = _steps_in_problem(problem, recipe)
     path: tuple[Any, ...] = ("process", steps[0].number, steps[0].op) if steps else ("process",)
-    return replace(surface.problem(problem), place=recipe.document.place(path))
+    return replace(renderer.problem(problem), place=recipe.document.place(path))
 
 
 def _steps_in_problem(problem: Problem, recipe: Recipe) -> list[RecipeStep]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.fields import WrongValue, file_problem, setting_problem, unknown_key_problem
-from dovetail.documents.yaml_surface import YAML, YamlSurface
+from dovetail.documents.yaml_writer import YAML, YamlRenderer
 from dovetail.errors import ConfigError, Problem, ResourceError, short_repr
 from dovetail.pipeline.error_policy import RETRY_FILE_EXAMPLE, retry_from_data
 from dovetail.pipeline.stage import Stage
@@ -29,7 +29,7 @@ STAGE_SETTINGS = ("rate", "returns", *FAILURE_KEYS, "env", "runtime_env")
 """Settings of a stage, as in a pipeline file."""
 RECIPE_RESOURCE_NAMES = {"cpus": "num_cpus", "gpus": "num_gpus", "gpu_memory": "memory", "memory": "memory"}
 """Keys of a recipe for settings of Resources."""
-RESOURCE_SURFACE = YamlSurface(RECIPE_RESOURCE_NAMES)
+RESOURCE_RENDERER = YamlRenderer(RECIPE_RESOURCE_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _resources(amounts: Mapping[str, Any], cuda: bool, report: Callable[[str, Pr
     except ResourceError as error:
         for problem in error.problems:
             setting = problem.subject.name if problem.subject is not None else ""
-            report(RECIPE_RESOURCE_NAMES.get(setting, "num_gpus"), RESOURCE_SURFACE.problem(problem))
+            report(RECIPE_RESOURCE_NAMES.get(setting, "num_gpus"), RESOURCE_RENDERER.problem(problem))
         return Resources()
 
 
@@ -183,9 +183,9 @@ def stage_settings(given: Mapping[str, Any], report: Callable[[str, Problem], No
                 for problem in error.problems:
                     report(key, replace(problem, fixes=(RETRY_FILE_EXAMPLE,)))
     recipe_keys = {field: key for key, field in STAGE_FIELDS.items()}
-    surface = YamlSurface(recipe_keys)
+    renderer = YamlRenderer(recipe_keys)
     for field_name, problem in stage_problems(Stage("operator", print, **found)) if found else ():
         key = recipe_keys.get(field_name, field_name)
-        report(key, surface.problem(problem))
+        report(key, renderer.problem(problem))
         found.pop(field_name, None)
     return found

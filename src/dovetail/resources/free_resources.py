@@ -149,7 +149,7 @@ class FreeResources(NamedTuple):
     def given_back(self, seat: Seat) -> FreeResources:
         """The state after this taken seat is released."""
         cards = self.cards.before(seat.cards) if seat.cards else self.cards
-        assert cards is not None, f"a taken seat does not go back: {seat} on {self}"
+        assert cards is not None, f"a taken seat cannot be returned: {seat} on {self}"
         custom = self.custom
         for given, amount in seat.custom:
             custom = tuple((name, have + amount if name == given else have) for name, have in custom)

@@ -119,7 +119,7 @@ class Ledger:
         cards = ", ".join(_card(f"#{share.card} ", *share[1:]) for share in seat.cards) or "no card"
         left = " + ".join(_card("", *card) for card in free.cards.free) or "none"
         evidence = (
-            f"asked: {format_milli(seat.cpu_milli)} CPUs, {format_size(seat.memory_bytes)}, "
+            f"requested: {format_milli(seat.cpu_milli)} CPUs, {format_size(seat.memory_bytes)}, "
             f"{cards}{_custom(seat.custom)}",
             f"free:  {format_milli(free.cpu_milli)} CPUs, {format_size(free.memory_bytes)}, cards "
             f"{left}{_custom(free.custom)}",

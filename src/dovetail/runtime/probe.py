@@ -143,7 +143,7 @@ def _local_plan(pipeline: Pipeline, cluster: Cluster | str) -> Plan:
         message = "the probe needs one worker of every stage on this machine, and they do not fit"
         fixes = (
             "remove --probe: a plan alone starts nothing",
-            '--cluster "1x(4cpu, 8GB, 1xL40S:48GB)"  # what this machine is taken to have',
+            '--cluster "1x(4cpu, 8GB, 1xL40S:48GB)"  # assumed hardware of this machine',
         )
         raise InfeasibleError(Problem("DT370", message, evidence, fixes)) from None
 

@@ -61,7 +61,7 @@ def admit_on_ray(
     planned: Callable[[Cluster], Plan] | None,
     *,
     wait: bool,
-    looks: NodeDiscovery,
+    discovery: NodeDiscovery,
     share: float | None = None,
     timeout_s: float | None = None,
 ) -> Admission:
@@ -73,7 +73,9 @@ def admit_on_ray(
     """
     about = ClaimRequest(run, since=time.time())
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    return _RayAdmission(about, *plan_within_share(alone, planned, share), planned, wait, looks, share, end).acquire()
+    return _RayAdmission(
+        about, *plan_within_share(alone, planned, share), planned, wait, discovery, share, end
+    ).acquire()
 
 
 def plan_within_share(

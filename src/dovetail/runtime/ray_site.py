@@ -100,7 +100,7 @@ class RaySite:
 
         with AUTO_INIT.disabled():
             return admit_on_ray(
-                run, alone, planned, wait=wait, looks=self._discovery, share=self._share, timeout_s=timeout_s
+                run, alone, planned, wait=wait, discovery=self._discovery, share=self._share, timeout_s=timeout_s
             )
 
     def start_engine(self, admission: Admission, needs: WorkerEnvironment) -> RunEngine:

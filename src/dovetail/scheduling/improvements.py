@@ -17,7 +17,7 @@ from dovetail.text_format import format_number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dovetail.errors import Surface
+    from dovetail.errors import Renderer
     from dovetail.pipeline.stage import Stage
     from dovetail.scheduling.demand import Profile
     from dovetail.scheduling.plan import Plan
@@ -48,12 +48,12 @@ class Improvement:
     def __str__(self) -> str:
         return "\n".join(self.lines(PYTHON))
 
-    def lines(self, surface: Surface) -> list[str]:
+    def lines(self, renderer: Renderer) -> list[str]:
         rate = f"{format_number(self.rate)} items/s (+{100 * self.gain:.0f} %)"
-        return [self.reason, f"  {surface.fix(self.change)}  # {rate}"]
+        return [self.reason, f"  {renderer.fix(self.change)}  # {rate}"]
 
-    def to_dict(self, surface: Surface) -> dict[str, object]:
-        return {"reason": self.reason, "change": surface.fix(self.change), "rate": self.rate, "gain": self.gain}
+    def to_dict(self, renderer: Renderer) -> dict[str, object]:
+        return {"reason": self.reason, "change": renderer.fix(self.change), "rate": self.rate, "gain": self.gain}
 
 
 def find_improvements(

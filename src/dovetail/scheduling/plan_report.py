@@ -47,7 +47,7 @@ def plan_text(plan: Plan, width: int | None = None) -> str:
         lines += [f"  {what:{width}}  {format_number(rate)} items/s ({_gain_text(plan, rate)})" for what, rate in more]
     others = list(rates_in_other_modes(plan))
     if others and len(plan.units) > 1:
-        lines += ["", "the other modes; between waves everything waits on disk"]
+        lines += ["", "the other modes; between waves, items wait on disk"]
         lines += [f"  {mode:10}  {format_number(rate)} items/s ({_gain_text(plan, rate)})" for mode, rate in others]
     lines += ["", "notes", *(f"  {note}" for note in plan.notes)]
     return "\n".join(lines)

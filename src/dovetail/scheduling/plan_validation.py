@@ -98,8 +98,8 @@ class PlanFile:
 def check_plan_data(data: object) -> dict[str, Any]:
     """The data of a plan, of the right form and with numbers in range; else a ConfigError that says what is wrong."""
     if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
-        said = data.get("version") if isinstance(data, dict) else type(data).__name__
-        raise invalid_plan_error([f"its version is {said!r}, not {PLAN_VERSION}"])
+        version = data.get("version") if isinstance(data, dict) else type(data).__name__
+        raise invalid_plan_error([f"its version is {version!r}, not {PLAN_VERSION}"])
     try:
         written = validate_document(Document("plan", data), PlanFile, ignore_unknown=True)
     except ConfigError as error:
@@ -165,4 +165,4 @@ def _unit_errors(unit: UnitEntry) -> list[str]:
     fine = fine and shape.gpu_milli <= 1000 and (shape.cards > 0) == (shape.kind != "cpu only")
     sized = shape.kind != "fractional gpu" or shape.gpu_milli or shape.gpu_memory_bytes
     codecs = shape.kind != "codec" or shape.nvdecs or shape.nvencs
-    return [] if fine and sized and codecs else [f"the numbers of {unit.name} make no sense together"]
+    return [] if fine and sized and codecs else [f"the numbers of {unit.name} contradict each other"]

@@ -249,7 +249,7 @@ def _warnings(use: Mapping[str, PlannedUse], idle: int, cluster: Cluster, units:
     gpus = sum(len(node.gpus) for node in cluster.nodes)
     found = []
     if gpus and idle >= max(1, IDLE_GPU_WARNING_SHARE * gpus):
-        why = "no stage asks for one" if not any(unit.shape.computes_on_gpu for unit in units) else "see what limits it"
+        why = "no stage requests one" if not any(unit.shape.computes_on_gpu for unit in units) else "see what limits it"
         found.append(f"{idle} of {gpus} GPUs stay idle: {why}")
     codecs = [name for name in ("NVDECs", "NVENCs") if name in use and use[name].used == use[name].total]
     found += [f"every one of the {use[name].total} {name} is in use" for name in codecs]

@@ -211,9 +211,9 @@ class BrokenWorkers:
         if not unit.failures.may_replace(streak):
             return False
         calls = max(unit.batches - streak.length, unit.failures.failed_calls)
-        looks = 1 if at_end else calls
+        comparisons = 1 if at_end else calls
         return is_suspicious(
-            streak.length, unit.failures.failed_calls, calls, looks, unit.failures.longest_cleared_streak
+            streak.length, unit.failures.failed_calls, calls, comparisons, unit.failures.longest_cleared_streak
         )
 
     def _suspect(self, unit: UnitState, worker: Worker, streak: FailureStreak) -> None:

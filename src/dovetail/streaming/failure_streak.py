@@ -27,18 +27,18 @@ MAX_HELD_CALLS = 100
 """Failed calls of one worker that are held; beyond it, the oldest counts as the fault of its items."""
 
 
-def is_suspicious(streak: int, failed: int, calls: int, looks: int, longest_cleared: int) -> bool:
+def is_suspicious(streak: int, failed: int, calls: int, comparisons: int, longest_cleared: int) -> bool:
     """Whether `streak` failures in succession are too many to be bad items.
 
     A call fails with about the probability (failed + 1) / (calls + 2), from all earlier calls of the unit and the
-    failures that its items were to blame for. `looks` is the number of streaks that were or will be looked at.
+    failures that its items were to blame for. `comparisons` is the number of streaks that were or will be looked at.
     Neighbouring items are often bad together: after a streak that was found to be the fault of the items, only twice
     its length is suspicious, so that the number of false alarms grows with the logarithm of the longest streak.
     """
     if streak < MIN_SUSPICIOUS_STREAK or streak < 2 * longest_cleared:
         return False
     probability = (failed + 1) / (calls + 2)
-    expected: float = max(1, looks) * probability**streak
+    expected: float = max(1, comparisons) * probability**streak
     return expected < MAX_FALSE_ALARMS
 
 

@@ -103,7 +103,7 @@ class HealthTracker:
         if unit.idle_deaths > MAX_IDLE_DEATHS + 2 * len(unit.workers):
             name = short_unit_name(unit.name)
             self.fail(
-                RunFailure(f"{name}: {unit.idle_deaths} workers in a row died without having worked: {what}", detail)
+                RunFailure(f"{name}: {unit.idle_deaths} workers in a row died before they did any work: {what}", detail)
             )
 
     def on_node_lost(self, node: str) -> None:

@@ -141,7 +141,7 @@ def files_fingerprint(files: Sequence[FileRef]) -> dict[str, object]:
     return {"count": len(files), "bytes": sum(ref.size for ref in files), "digest": digest.hexdigest()}
 
 
-def describe_files(said: str, files: Sequence[FileRef], rows: int | None = None) -> str:
+def describe_files(name: str, files: Sequence[FileRef], rows: int | None = None) -> str:
     """'data/*.jsonl: 3 files, 31 MB'"""
     count = "1 file" if len(files) == 1 else f"{len(files):,} files"
     parts = [count]
@@ -150,7 +150,7 @@ def describe_files(said: str, files: Sequence[FileRef], rows: int | None = None)
         parts.append(format_size(size))
     if rows is not None:
         parts.append(f"{rows:,} rows")
-    return f"{said}: {', '.join(parts)}"
+    return f"{name}: {', '.join(parts)}"
 
 
 MAX_DIFFERENCES_SHOWN = 10

@@ -203,10 +203,10 @@ class FileFinder:
         }
 
     def _cannot(self, path: str, error: BaseException) -> None:
-        said = cannot_read(path, error)
+        reading_error = cannot_read(path, error)
         if isinstance(error, FileNotFoundError):
-            said.message = "is a link to a missing file"
-        self.problems.append(Problem(NOT_FOUND, said.message, fixes=(said.fix,), place=path))
+            reading_error.message = "is a link to a missing file"
+        self.problems.append(Problem(NOT_FOUND, reading_error.message, fixes=(reading_error.fix,), place=path))
 
     def _not_there(self, path: str) -> None:
         parent = Path(path).parent

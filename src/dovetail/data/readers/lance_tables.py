@@ -80,13 +80,13 @@ class LanceCursor:
 
     def __init__(
         self,
-        said: str,
+        name: str,
         paths: Sequence[str],
         columns: tuple[str, ...] | None,
         versions: Mapping[str, int] | None = None,
     ) -> None:
         """`versions`: URI -> version, if not the latest: a resumed run reads the version that it started with."""
-        self._said = said
+        self._name = name
         self._columns = columns
         self._versions = versions or {}
         self.row = 0
@@ -108,8 +108,8 @@ class LanceCursor:
             table = module.dataset(uri, version=self._versions.get(uri))
         except Exception as error:
             fix = "check the name; a table is a folder with _versions/ in it"
-            said = f"is not a Lance table that can be read: {str(error).splitlines()[0] if str(error) else error!r}"
-            problems.append(Problem(CONTENT_MISMATCH, said, fixes=(fix,), place=uri))
+            message = f"is not a Lance table that can be read: {str(error).splitlines()[0] if str(error) else error!r}"
+            problems.append(Problem(CONTENT_MISMATCH, message, fixes=(fix,), place=uri))
             return []
         names = table.schema.names
         for name in self._columns or ():
@@ -157,6 +157,6 @@ class LanceCursor:
 
     def describe(self) -> str:
         versions = ", ".join(f"version {version}" for _, version in self._tables)
-        return f"{self._said}: {self.total:,} rows in {len(self._pieces):,} fragments, {versions}"
+        return f"{self._name}: {self.total:,} rows in {len(self._pieces):,} fragments, {versions}"
 
     def close(self) -> None: ...

@@ -135,8 +135,8 @@ class ParquetCursor:
     kind = "parquet"
     prefers_large_splits = True
 
-    def __init__(self, said: str, files: Sequence[FileRef], columns: tuple[str, ...] | None) -> None:
-        self._said = said
+    def __init__(self, name: str, files: Sequence[FileRef], columns: tuple[str, ...] | None) -> None:
+        self._name = name
         self._files = files
         self._columns = columns
         self.row = 0
@@ -188,7 +188,7 @@ class ParquetCursor:
         return {"kind": self.kind, "columns": columns, **files_fingerprint(self._files)}
 
     def describe(self) -> str:
-        return describe_files(self._said, self._files, self.total)
+        return describe_files(self._name, self._files, self.total)
 
     def close(self) -> None: ...
 

@@ -39,17 +39,17 @@ def _read_content(path: str) -> dict[str, object] | BadRow:
     except MemoryError:
         raise
     except Exception as error:  # one file of many: it fails, and the others continue
-        said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        return BadRow(f"the file cannot be read: {said}", path, path)
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        return BadRow(f"the file cannot be read: {reason}", path, path)
 
 
 class PathCursor:
     prefers_large_splits = False
 
-    def __init__(self, said: str, files: Sequence[FileRef], *, contents: bool) -> None:
+    def __init__(self, name: str, files: Sequence[FileRef], *, contents: bool) -> None:
         self.kind = "bytes" if contents else "paths"
         self.row = 0
-        self._said = said
+        self._name = name
         self._files = files
 
     @property
@@ -82,6 +82,6 @@ class PathCursor:
         return {"kind": self.kind, **files_fingerprint(self._files)}
 
     def describe(self) -> str:
-        return describe_files(self._said, self._files)
+        return describe_files(self._name, self._files)
 
     def close(self) -> None: ...

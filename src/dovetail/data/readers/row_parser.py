@@ -159,8 +159,8 @@ def _parse_csv(form: LineFormat, raw: bytes, path: str, line: int) -> Iterator[A
         elif broken and _has_escapes(record):
             yield _bad_row(f"not {form.encoding}", path, place, form.delimiter.join(record).encode("utf-8", "replace"))
         elif len(record) > len(names):
-            said = f"{len(record)} fields, expected {len(names)}"
-            yield _bad_row(said, path, place, form.delimiter.join(record).encode())
+            reason = f"{len(record)} fields, expected {len(names)}"
+            yield _bad_row(reason, path, place, form.delimiter.join(record).encode())
         else:
             row: dict[str, str | None] = dict(zip(names, record, strict=False))
             if len(record) < len(names):
@@ -172,7 +172,7 @@ def _has_escapes(record: list[str]) -> bool:
     return any("\ud800" <= character <= "\udfff" for field in record for character in field)
 
 
-def _bad_row(said: str, path: str, line: int, raw: bytes) -> BadRow:
+def _bad_row(reason: str, path: str, line: int, raw: bytes) -> BadRow:
     """`line`: number of lines before it."""
     shown = raw[: 4 * MAX_RAW_CHARACTERS].decode("utf-8", "replace")[:MAX_RAW_CHARACTERS]
-    return BadRow(said, f"{path}:{line + 1}", shown)
+    return BadRow(reason, f"{path}:{line + 1}", shown)

@@ -78,14 +78,14 @@ def _format_from_names(files: list[FileRef], problems: list[Problem]) -> str | N
     return next(iter(by_form))
 
 
-def open_line_files(said: str, spec: SourceSpec, files: list[FileRef]) -> LineCursor:
+def open_line_files(name: str, spec: SourceSpec, files: list[FileRef]) -> LineCursor:
     assert spec.format is not None
     delimiter = spec.delimiter or ("\t" if all(".tsv" in ref.path.lower() for ref in files) else ",")
     form = LineFormat(spec.format, spec.encoding, delimiter, columns=spec.columns)
     problems = [problem for ref in files if (problem := _single_document_problem(ref)) is not None]
     if problems:
         raise ConfigError(problems)
-    cursor = LineCursor(said, files, form, header=spec.header)
+    cursor = LineCursor(name, files, form, header=spec.header)
     if spec.format == "csv":
         cursor.open_first_file()
     return cursor

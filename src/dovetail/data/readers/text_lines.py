@@ -280,11 +280,11 @@ class LineCursor:
 
     prefers_large_splits = False
 
-    def __init__(self, said: str, files: Sequence[FileRef], form: LineFormat, *, header: bool = True) -> None:
+    def __init__(self, name: str, files: Sequence[FileRef], form: LineFormat, *, header: bool = True) -> None:
         self.kind = form.kind
         self.row = 0
         self.total: int | None = None
-        self._said = said
+        self._name = name
         self._files = files
         self._form = form
         self._header = header
@@ -366,25 +366,25 @@ class LineCursor:
 
     def place_of(self, row: int, marks: Mapping[int, object]) -> str:
         """Found by another cursor: this one is in use by its thread."""
-        other = LineCursor(self._said, self._files, self._form, header=self._header)
+        other = LineCursor(self._name, self._files, self._form, header=self._header)
         try:
             other.seek(row, marks)
             split = other.take(1)
         finally:
             other.close()
-        assert isinstance(split, LineRange | RawLines), f"{self._said} has no row {row}"
+        assert isinstance(split, LineRange | RawLines), f"{self._name} has no row {row}"
         return f"{split.path}:{split.line + 1}"
 
     def fingerprint(self) -> dict[str, object]:
         form = self._form
-        said: dict[str, object] = {"kind": self.kind, "encoding": form.encoding}
+        fields: dict[str, object] = {"kind": self.kind, "encoding": form.encoding}
         if self.kind == "csv":
-            said |= {"delimiter": form.delimiter, "header": self._header}
-            said["columns"] = list(form.columns) if form.columns else None
-        return said | files_fingerprint(self._files)
+            fields |= {"delimiter": form.delimiter, "header": self._header}
+            fields["columns"] = list(form.columns) if form.columns else None
+        return fields | files_fingerprint(self._files)
 
     def describe(self) -> str:
-        return describe_files(self._said, self._files)
+        return describe_files(self._name, self._files)
 
     def close(self) -> None:
         self._close_file(self._index)

@@ -72,7 +72,7 @@ def _find_unwritable_row(items: list[Any]) -> UnwritableItemError:
             make_json_encoder()(row)
         except Exception as error:  # as above
             return UnwritableItemError(index, f"{type(error).__name__}: {error}")
-    return UnwritableItemError(-1, "a row could be written only when it was looked at again")
+    return UnwritableItemError(-1, "encoding a row failed, and succeeded when it was repeated")
 
 
 CSV_DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -126,7 +126,7 @@ class CsvWriter(PartWriter):
             except Exception as error:  # as above
                 self._nested = None
                 return UnwritableItemError(index, f"{type(error).__name__}: {error} (column {name!r})")
-        return UnwritableItemError(-1, "a row could be written only when it was looked at again")
+        return UnwritableItemError(-1, "encoding a row failed, and succeeded when it was repeated")
 
 
 def collect_columns(items: Iterable[Any]) -> list[str]:

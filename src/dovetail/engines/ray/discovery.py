@@ -195,7 +195,7 @@ def discover(*, known: Mapping[str, str] | None = None, ours: NodeResources | No
     ]
     probed, notes = probe_nodes(unknown) if unknown else ({}, [])
     if available is None:
-        notes = [*notes, "this version of Ray does not report usage per node: the whole cluster is taken as free"]
+        notes = [*notes, "this version of Ray does not report usage per node: the whole cluster is assumed to be free"]
     return build_cluster(rows, available or {}, held, probed, known or {}, notes)
 
 

@@ -42,7 +42,7 @@ class ProbeStatus(Enum):
     NEEDS_TOKEN = "the head of a cluster that requires a token"  # noqa: S105 - a description
     NO_ANSWER = "no head of a cluster answered in time"
     FAILED = "the head answered with another error"
-    UNKNOWN = "this Ray has no client that can ask"
+    UNKNOWN = "this version of Ray has no client for the query"
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class SimulatedEngine:
         self._polling_thread = get_ident()
         agenda, answered, before = self._queue, self._messages.answered, self._queue.now
         self._advance(inf if timeout_s is None else agenda.now + timeout_s)
-        assert agenda.now <= self._limit_s, f"the run is still going after {self._limit_s} s; {self.state()}"
+        assert agenda.now <= self._limit_s, f"the run has not ended after {self._limit_s} s; {self.state()}"
         self._idle_polls = self._idle_polls + 1 if agenda.now == before else 0
         assert self._idle_polls < MAX_POLLS_WITHOUT_PROGRESS, (
             f"the run makes no progress at {agenda.now:.3f} s; {self.state()}"

@@ -231,7 +231,7 @@ class MemoryTable:
         self._workers: dict[str, WorkerInfo] = {}
         self._offers = OfferGroups()
         self._leases: dict[str, int] = {}
-        self._passes: dict[str, int] = {}
+        self._deferrals: dict[str, int] = {}
         """Job id -> when a worker left the job to a better one, oldest first."""
         self._assigned: dict[str, set[str]] = {}
         self._schedules: dict[str, Schedule] = {}
@@ -391,14 +391,14 @@ class MemoryTable:
             if worker.offer is not None and worker.offer.is_live(now_ms)
         ]
 
-    def passed_ms(self, job_id: str) -> int | None:
-        return self._passes.get(job_id)
+    def deferred_ms(self, job_id: str) -> int | None:
+        return self._deferrals.get(job_id)
 
-    def put_pass(self, job_id: str, now_ms: int, before_ms: int) -> None:
-        self._passes.pop(job_id, None)
-        self._passes[job_id] = now_ms
-        while self._passes[oldest := next(iter(self._passes))] < before_ms:
-            del self._passes[oldest]
+    def put_deferral(self, job_id: str, now_ms: int, before_ms: int) -> None:
+        self._deferrals.pop(job_id, None)
+        self._deferrals[job_id] = now_ms
+        while self._deferrals[oldest := next(iter(self._deferrals))] < before_ms:
+            del self._deferrals[oldest]
 
     def schedules(self) -> list[Schedule]:
         return [self._schedules[name] for name in sorted(self._schedules)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.errors import ConfigError, Problem, short_repr
-from dovetail.jobs.claim_policy import MAX_RESERVE_TRIES, PASS_KEPT_MS, RESERVE_AFTER_MS, RESERVE_AGAIN_MS
+from dovetail.jobs.claim_policy import DEFERRAL_KEPT_MS, MAX_RESERVE_TRIES, RESERVE_AFTER_MS, RESERVE_AGAIN_MS
 from dovetail.jobs.job import DEFAULT_QUEUE, NORMAL_RETRIES
 from dovetail.jobs.ordering import AGEING_MS_PER_STEP, MAX_DOUBLINGS
 from dovetail.jobs.state_machine import PREEMPTED, PREEMPTIONS_KEPT
@@ -59,7 +59,7 @@ def library() -> tuple[str, str]:
         "max_doublings": MAX_DOUBLINGS,
         "preemptions_kept": PREEMPTIONS_KEPT,
         "due_per_step": DUE_PER_STEP,
-        "pass_kept_ms": PASS_KEPT_MS,
+        "deferral_kept_ms": DEFERRAL_KEPT_MS,
         "reserve_after_ms": RESERVE_AFTER_MS,
         "reserve_again_ms": RESERVE_AGAIN_MS,
         "max_reserve_tries": MAX_RESERVE_TRIES,

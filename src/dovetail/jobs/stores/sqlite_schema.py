@@ -89,8 +89,8 @@ CREATE TABLE workers (
 CREATE TABLE reservations (
     queue TEXT PRIMARY KEY, job TEXT NOT NULL, worker TEXT NOT NULL, tried_ms INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE TABLE passes (job TEXT PRIMARY KEY, passed_ms INTEGER NOT NULL) WITHOUT ROWID;
-CREATE INDEX passes_by_time ON passes (passed_ms);
+CREATE TABLE deferrals (job TEXT PRIMARY KEY, deferred_ms INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX deferrals_by_time ON deferrals (deferred_ms);
 CREATE TABLE assigned (worker TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY (worker, job)) WITHOUT ROWID;
 CREATE TABLE awaited (job TEXT NOT NULL, waiter TEXT NOT NULL, PRIMARY KEY (job, waiter)) WITHOUT ROWID;
 CREATE TABLE clocks (boot TEXT PRIMARY KEY, offset_ms INTEGER NOT NULL);
@@ -99,7 +99,7 @@ INSERT INTO numbers VALUES ('next_seq', 1), ('next_bucket', 1), ('topology', 0),
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
-"""`bytes`: of payload and result. `passes`: jobs that a claim has left to a better worker. `assigned`: gangs with
+"""`bytes`: of payload and result. `deferrals`: jobs that a claim has left to a better worker. `assigned`: gangs with
 members that are to be sent to a worker. `awaited`: which waiter to wake when a job finishes. `topology` changes with
 the rows of `workers`, but for heartbeats and offers. `latest_ms`: at or after the store's time so far."""
 

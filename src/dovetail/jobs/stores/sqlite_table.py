@@ -278,13 +278,13 @@ class SqliteTable:
     def offer_groups(self, now_ms: int) -> OfferGroups:
         return OfferGroups(self.offering_workers(now_ms))
 
-    def passed_ms(self, job_id: str) -> int | None:
-        row = self._db.execute("SELECT passed_ms FROM passes WHERE job = ?", (job_id,)).fetchone()
+    def deferred_ms(self, job_id: str) -> int | None:
+        row = self._db.execute("SELECT deferred_ms FROM deferrals WHERE job = ?", (job_id,)).fetchone()
         return None if row is None else int(row[0])
 
-    def put_pass(self, job_id: str, now_ms: int, before_ms: int) -> None:
-        self._db.execute("INSERT OR REPLACE INTO passes VALUES (?, ?)", (job_id, now_ms))
-        self._db.execute("DELETE FROM passes WHERE passed_ms < ?", (before_ms,))
+    def put_deferral(self, job_id: str, now_ms: int, before_ms: int) -> None:
+        self._db.execute("INSERT OR REPLACE INTO deferrals VALUES (?, ?)", (job_id, now_ms))
+        self._db.execute("DELETE FROM deferrals WHERE deferred_ms < ?", (before_ms,))
 
     def schedules(self) -> list[Schedule]:
         return read_schedules(self._db)

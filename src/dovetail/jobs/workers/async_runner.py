@@ -61,7 +61,7 @@ class AsyncRunner:
         if self._loop is None or not (is_new or reason is StopReason.SHUTDOWN):
             return
         with contextlib.suppress(RuntimeError):  # the loop was closed
-            if reason is StopReason.PREEMPTED and attempt.looks_at_checkpoint:
+            if reason is StopReason.PREEMPTED and attempt.polls_checkpoint:
                 self._loop.call_soon_threadsafe(
                     self._loop.call_later, attempt.preemption_grace_s, self._cancel, attempt
                 )

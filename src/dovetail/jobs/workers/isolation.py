@@ -45,10 +45,10 @@ def isolation_of(spec: JobSpec, shape: Shape, function: JobFunction, options: Wo
     of a gang, GPUs, a limit of memory, a timeout of a function that is not async), the default of the worker for the
     rest, and without that an event loop for coroutine functions and a process for others. ConfigError: it says
     something that it cannot have."""
-    said = spec.isolation or function.defaults.isolation_name
-    if said is not None:
-        _check(said, spec, function)
-        return said
+    isolation = spec.isolation or function.defaults.isolation_name
+    if isolation is not None:
+        _check(isolation, spec, function)
+        return isolation
     has_timeout = timeout_of(spec, function, options.job_timeout_s) is not None
     if shape.ranks > 1:
         return "process"
@@ -60,17 +60,17 @@ def isolation_of(spec: JobSpec, shape: Shape, function: JobFunction, options: Wo
     return "process" if default == "async" and not function.is_async else default
 
 
-def _check(said: str, spec: JobSpec, function: JobFunction) -> None:
-    if said == "async" and not function.is_async:
+def _check(isolation: str, spec: JobSpec, function: JobFunction) -> None:
+    if isolation == "async" and not function.is_async:
         message = f"{spec.function} is not a coroutine function, so it cannot have isolation='async'"
         fixes: tuple[Fix, ...] = (Change({"isolation": "process"}), f"write async def {function.function.__name__}")
         raise ConfigError(Problem(ISOLATION_PROBLEM, message, fixes=fixes))
-    if said != "process" and spec.shape.ranks > 1:
-        message = f"isolation={said!r} cannot run a gang: each rank needs environment variables of its own"
+    if isolation != "process" and spec.shape.ranks > 1:
+        message = f"isolation={isolation!r} cannot run a gang: each rank needs environment variables of its own"
         fixes = (Change({"isolation": "process"}),)
         raise ConfigError(Problem(ISOLATION_PROBLEM, message, fixes=fixes))
     timeout_s = timeout_of(spec, function, None)
-    if said == "thread" and timeout_s is not None:
+    if isolation == "thread" and timeout_s is not None:
         message = f"isolation='thread' cannot keep a timeout of {timeout_s:g} s: a thread cannot be interrupted"
         fixes = (Change({"isolation": "process"}), Change({"timeout": None}))
         raise ConfigError(Problem(ISOLATION_PROBLEM, message, fixes=fixes))

@@ -1,7 +1,7 @@
 """Process of a job: forked by the fork server, calls the function, sends the outcome over a socket and exits.
 
 Frames to the worker: ("progress", fraction, message), ("ended", outcome, encoding, error, traceback, final, on GPU)
-with the result as body, and ("looks", KIND) when the job first checks for a request. Frames from the worker are these
+with the result as body, and ("polls", KIND) when the job first checks for a request. Frames from the worker are these
 requests: ("cancel",), ("checkpoint",).
 """
 
@@ -206,7 +206,7 @@ class JobLink:
         self._lock = threading.Lock()
         self._requests: set[str] = set()
         """Kinds of requests that the worker has sent."""
-        self._looks: set[str] = set()
+        self._polled: set[str] = set()
         """Kinds of requests for which the job has checked at least once."""
         self._progress: tuple[float | None, str | None] | None = None
         self._reporter: threading.Thread | None = None
@@ -266,10 +266,10 @@ class JobLink:
     def _is_requested(self, kind: str) -> bool:
         with self._lock:
             if kind not in self._requests:
-                if kind not in self._looks:
-                    self._looks.add(kind)
+                if kind not in self._polled:
+                    self._polled.add(kind)
                     with contextlib.suppress(OSError):
-                        send_frame(self._sock, ("looks", kind))
+                        send_frame(self._sock, ("polls", kind))
                 if self._channel is None:
                     self._channel = Channel(self._sock)
                 with contextlib.suppress(BlockingIOError):

@@ -100,7 +100,7 @@ class JobProcess:
     peak_bytes: int = 0
     is_terminated: bool = False
     """Whether it was sent SIGTERM."""
-    looks_at_cancelled: bool = False
+    polls_cancelled: bool = False
     """Whether the job has checked `cancelled`: then it gets time to end by itself."""
 
 
@@ -349,7 +349,7 @@ class ProcessRunner:
         process.attempt = attempt
         process.log = self._logs.open(attempt.spec.id, attempt.attempt)
         process.runs += 1
-        process.is_idle = process.looks_at_cancelled = False
+        process.is_idle = process.polls_cancelled = False
         process.peak_bytes = 0
         process.used_models = set()
         if attempt.shape.memory_bytes and process.pid is not None:
@@ -472,11 +472,11 @@ class ProcessRunner:
                 match frame.head[0]:
                     case "progress":
                         process.attempt.report(frame.head[1], frame.head[2])
-                    case "looks":
+                    case "polls":
                         if frame.head[1] == CANCEL:
-                            process.looks_at_cancelled = True
+                            process.polls_cancelled = True
                         else:
-                            process.attempt.looks_at_checkpoint = True
+                            process.attempt.polls_checkpoint = True
                     case "ended":
                         process.ending = ending_from_frame(frame.head, frame.body)
                     case "next":
@@ -622,9 +622,9 @@ class ProcessRunner:
             return
         self._read_process(process)  # what it has sent until now
         preempted = reason is StopReason.PREEMPTED
-        looks = attempt.looks_at_checkpoint if preempted else process.looks_at_cancelled
+        polls = attempt.polls_checkpoint if preempted else process.polls_cancelled
         grace_s = attempt.preemption_grace_s if preempted else self._kill_grace_s
-        if (preempted or reason is StopReason.CANCELLED) and looks and process.is_open:
+        if (preempted or reason is StopReason.CANCELLED) and polls and process.is_open:
             # it is terminated if it does not end by itself; a job that has never checked would only waste the grace
             self._send(process, (CHECKPOINT if preempted else CANCEL,))
             self._set_timer(grace_s, process, "terminate")

@@ -89,10 +89,10 @@ class RunningAttempt:
         "has_begun",
         "isolation",
         "key",
-        "looks_at_checkpoint",
         "membership",
         "message",
         "pid",
+        "polls_checkpoint",
         "progress",
         "reported",
         "seat",
@@ -131,7 +131,7 @@ class RunningAttempt:
         """Whether its code has started. Until then the job can be returned without a charge."""
         self.stop_reason: StopReason | None = None
         self.stop_detail = ""
-        self.looks_at_checkpoint = False
+        self.polls_checkpoint = False
         """Whether the job has checked `checkpoint_requested`: then it gets time to end by itself."""
         self.pid: int | None = None
         self.progress: float | None = None
@@ -161,7 +161,7 @@ class RunningAttempt:
 
     def is_checkpoint_requested(self) -> bool:
         """Called by the code of the job. Thread: any."""
-        self.looks_at_checkpoint = True
+        self.polls_checkpoint = True
         return self.stop_reason is StopReason.PREEMPTED
 
     @property

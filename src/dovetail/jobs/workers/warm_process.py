@@ -91,10 +91,10 @@ class WarmJobLink(JobLink):
         self._requests.add(kind)
 
     def _is_requested(self, kind: str) -> bool:
-        if kind not in self._looks and not self._is_over:
-            self._looks.add(kind)
+        if kind not in self._polled and not self._is_over:
+            self._polled.add(kind)
             with self._lock, contextlib.suppress(OSError):
-                send_frame(self._sock, ("looks", kind))
+                send_frame(self._sock, ("polls", kind))
         return kind in self._requests
 
 

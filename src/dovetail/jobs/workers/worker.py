@@ -267,9 +267,8 @@ class Worker:
         name = signal.Signals(number).name
         if self._signals == 1:
             running = len(self._table.running)
-            self._say(
-                f"{name}: waiting up to {self.options.grace_s:g} s for running jobs ({running}); again: end them now"
-            )
+            waiting = f"waiting up to {self.options.grace_s:g} s for running jobs ({running})"
+            self._say(f"{name}: {waiting}; a second signal ends them now")
             self.request_stop()
         else:
             self._say(f"{name}: ending now")
@@ -321,7 +320,7 @@ class Worker:
         return JobModels(self._cache, lambda number: first if number is None else number)
 
     def _on_start_failed(self, reason: str) -> None:
-        self._say(f"a process for a job could not be started; its job is given back: {reason}")
+        self._say(f"a process for a job could not be started; its job is returned to the queue: {reason}")
         self._loop.pause_claims()
 
     def _stop_attempt(self, attempt: RunningAttempt, reason: StopReason, detail: str) -> None:

@@ -340,7 +340,7 @@ def _stage_text(unit: UnitPlan) -> str:
 
 
 def _label(request: WorkerRequest) -> str | Subject:
-    """The name of a request in messages; each surface spells the subject if it is a stage."""
+    """The name of a request in messages; each renderer spells the subject if it is a stage."""
     subject = request.subject
     return subject if subject is not None and subject.kind == "stage" else request.name
 

@@ -83,8 +83,7 @@ def _card_reasons(fit: Fit, cards: FreeCards) -> list[str]:
         if not largest:
             return [f"the memory of {_models_text(gpus)} is not given in the cluster's description"]
         return [
-            f"{_models_text(allowed)} has {format_size(largest)} a card, "
-            f"{format_size(shape.gpu_memory_bytes)} needed of one"
+            f"{_models_text(allowed)} has {format_size(largest)} per card, {format_size(shape.gpu_memory_bytes)} needed"
         ]
     if missing := _codec_reasons(shape, allowed):
         return missing

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class OccupantStatus(Enum):
     """Why an occupant holds its seats, and whether it may leave them."""
 
-    RUNNING = "counts for its unit, and may be asked to leave"
-    FIXED = "counts for its unit, and must stay"
+    RUNNING = "counts for its unit, and may be stopped"
+    FIXED = "counts for its unit, and may not be stopped"
     DRAINING = "leaves in any case"
     MISFIT = "leaves in any case: its seats no longer suit its unit"
     DRAIN_CANCELLED = "was draining, and stays"

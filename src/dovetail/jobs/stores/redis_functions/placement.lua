@@ -118,21 +118,21 @@ local function best_before(state, free, queue, shape)
   return found, found_slots, found_free
 end
 
-function placement.forget_passes()
-  local before_ms = string.format('%.0f', step.now_ms - CONSTANTS.pass_kept_ms)
-  redis.call('ZREMRANGEBYSCORE', step.prefix .. 'passes', '-inf', '(' .. before_ms)
+function placement.forget_deferrals()
+  local before_ms = string.format('%.0f', step.now_ms - CONSTANTS.deferral_kept_ms)
+  redis.call('ZREMRANGEBYSCORE', step.prefix .. 'deferrals', '-inf', '(' .. before_ms)
 end
 
 -- When a job is taken by any worker, if it was passed over.
 local function pass(state, id)
-  local key = step.prefix .. 'passes'
-  local passed_ms = tonumber(redis.call('ZSCORE', key, id) or nil)
-  if not passed_ms or passed_ms < step.now_ms - CONSTANTS.pass_kept_ms then
-    passed_ms = step.now_ms
-    redis.call('ZADD', key, records.time_text(passed_ms), id)
-    placement.forget_passes()
+  local key = step.prefix .. 'deferrals'
+  local deferred_ms = tonumber(redis.call('ZSCORE', key, id) or nil)
+  if not deferred_ms or deferred_ms < step.now_ms - CONSTANTS.deferral_kept_ms then
+    deferred_ms = step.now_ms
+    redis.call('ZADD', key, records.time_text(deferred_ms), id)
+    placement.forget_deferrals()
   end
-  return passed_ms + state.delay_ms
+  return deferred_ms + state.delay_ms
 end
 
 -- Whether the claim has left a job of this queue and shape to another worker.

@@ -18,7 +18,7 @@
 --   workers         hash: worker -> msgpack(registered_ms, queues, text);  heartbeats: sorted set worker -> ms
 --   assigned:WORKER set of the gangs with members that are to be sent to a worker
 --   offers          hash: worker -> msgpack(offered_ms, lease_ms, slots, free vector, ends_ms or false)
---   passes          sorted set: id -> when a claim has left the job to a better worker
+--   deferrals       sorted set: id -> when a claim has left the job to a better worker
 --   readers:QUEUE   set of the workers of a queue
 --   wake:WORKER     sorted set with one member while the worker has something to look at
 --   schedules       hash: name -> text;  fires: sorted set name -> next_ms

@@ -1,4 +1,4 @@
--- Workers that are kept free for jobs which do not fit: `Hold` and `worker_to_reserve` of `claim_policy.py`, and
+-- Workers kept free for jobs which do not fit: `WorkerReservation` and `worker_to_reserve` of `claim_policy.py`, and
 -- `claim_reservations.py`.
 --
 -- `step.reserved`: queue -> {job or "", worker, when it was made or tried, rank and shape of the job}.

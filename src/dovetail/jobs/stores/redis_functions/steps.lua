@@ -162,7 +162,7 @@ end
 function steps.purge(arguments)
   local request = cjson.decode(arguments[2])
   local answer = purge.run(lookup.filter(request[1]), request[2], request[3], request[4])
-  placement.forget_passes()
+  placement.forget_deferrals()
   reservation.forget_tries()
   finish_step()
   return answer

@@ -1,4 +1,4 @@
-"""YAML spelling of values, fixes and whole files."""
+"""YAML text of values, fixes and whole files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import Expression, ObjectSource, Surface, short_repr
+from dovetail.errors import Expression, ObjectSource, Renderer, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -108,7 +108,7 @@ def _comment_lines(comment: str) -> list[str]:
     return [f"# {line}".rstrip() for line in comment.splitlines()]
 
 
-class YamlSurface(Surface):
+class YamlRenderer(Renderer):
     """Fixes as lines of a YAML file: `gpus: 1`; `names` are the keys of settings that have another name there."""
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
@@ -130,4 +130,4 @@ class YamlSurface(Surface):
         return ""  # a file cannot call a function
 
 
-YAML = YamlSurface()
+YAML = YamlRenderer()

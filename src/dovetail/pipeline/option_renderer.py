@@ -6,8 +6,8 @@ import shlex
 from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING
 
-from dovetail.documents.yaml_surface import yaml_literal
-from dovetail.errors import UNSET, Expression, Surface, with_note
+from dovetail.documents.yaml_writer import yaml_literal
+from dovetail.errors import UNSET, Expression, Renderer, with_note
 from dovetail.pipeline.overrides import set_option
 from dovetail.pipeline.source_sink import SOURCE_AND_SINK
 from dovetail.pipeline.stage import Stage
@@ -25,7 +25,7 @@ NEGATIVE_OPTIONS = frozenset({"wait"})
 """Settings that are on by default, for which there is an option --no-NAME."""
 
 
-class OptionSurface(Surface):
+class OptionRenderer(Renderer):
     """Fixes as options: `--set stages.caption.resources.gpus=1`, `--mode waves`, `--cluster "..."`.
 
     `cluster` is the one that --cluster describes; None if the cluster belongs to Ray and no option describes it.

@@ -7,8 +7,8 @@ import shlex
 from typing import TYPE_CHECKING
 
 import dovetail as dt
-from dovetail.errors import RunError, Surface, with_note
-from dovetail.pipeline.option_surface import OptionSurface
+from dovetail.errors import Renderer, RunError, with_note
+from dovetail.pipeline.option_renderer import OptionRenderer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ OPTION_NAMES = {"storage_options": "--storage-option", "then": "--on-error"}
 """Settings whose option has another name; `then` is the last argument of a `Retry`, which --retry builds."""
 
 
-class BackfillSurface(OptionSurface):
+class BackfillRenderer(OptionRenderer):
     """Spelling of one command `dovetail backfill ACTION TABLE COLUMN`.
 
     `udf` and `storage` are the values of its options --udf and --storage-option. A call that the command itself makes,
@@ -72,11 +72,11 @@ class BackfillSurface(OptionSurface):
                 return super().option(name, value)
 
     def add_nodes(self, fix: AddNodes) -> str:
-        return Surface.add_nodes(self, fix)
+        return Renderer.add_nodes(self, fix)
 
     def call(self, fix: Call) -> str:
         if fix.function == "@dt.udf":  # written in the user's module
-            return Surface.call(self, fix)
+            return Renderer.call(self, fix)
         text = self._retry_options(fix) if fix.function == "Retry" else self._table_call(fix)
         return with_note(text, fix.note) if text else ""
 
