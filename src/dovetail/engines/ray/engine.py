@@ -20,11 +20,12 @@ from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorke
 from dovetail.control.engine import DEFAULT_CALL, CallOptions
 from dovetail.control.events import BatchesReturned, LossCause, WorkerLost, WorkerStopped
 from dovetail.engines.local import process_setup
-from dovetail.engines.ray.agent_link import AgentListener, ClusterWatcher, HeadWatchdog
+from dovetail.engines.ray.agent_link import AgentListener
 from dovetail.engines.ray.agent_pool import AgentPool, runtime_env_key
 from dovetail.engines.ray.attachment import AUTO_INIT
 from dovetail.engines.ray.driver_calls import DriverCalls
 from dovetail.engines.ray.driver_payloads import DriverPayloads
+from dovetail.engines.ray.failure_detection import ClusterWatcher, HeadWatchdog
 from dovetail.engines.ray.message_handlers import MessageHandlers
 from dovetail.engines.ray.metrics import ClusterMetrics
 from dovetail.engines.ray.node_loss import NodeLoss

@@ -24,10 +24,11 @@ from dovetail.control.events import (
     WorkerStopped,
 )
 from dovetail.engines.ray import protocol
-from dovetail.engines.ray.agent_link import RayLost, RestartAgent
+from dovetail.engines.ray.agent_link import RestartAgent
 from dovetail.engines.ray.agent_pool import FIX_RUNTIME_ENV
 from dovetail.engines.ray.discovery import NoNodesError
 from dovetail.engines.ray.environment import missing_variable_hint
+from dovetail.engines.ray.failure_detection import RayLost
 from dovetail.engines.ray.node_loss import DEAD_NODE
 from dovetail.engines.ray.protocol import AgentHello, dovetail_version
 
