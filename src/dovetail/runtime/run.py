@@ -13,6 +13,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.data.interfaces import SourceAndSink
 from dovetail.data.iterator_sink import IteratorSink
 from dovetail.documents.configuration import QUIET, VERBOSE, ConfiguredText, configured
+from dovetail.engines.payload_memory import limit_payload_memory
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import PipelineError
 from dovetail.observe.run_header import write_unstarted_header
@@ -27,7 +28,6 @@ from dovetail.runtime.assembly import (
     LaunchOptions,
     create_locked_run,
     describe_run,
-    limit_payload_memory,
     plan_on_site,
 )
 from dovetail.runtime.configured_engine import THIS_MACHINE, configured_engine, described_cluster
@@ -337,7 +337,7 @@ def _open_retry(run: str | Path | None, sink: object, resumed: ResumedRun | None
 def _stream_options(request: RunRequest, cluster: Cluster, sinks: SinkRequest) -> StreamOptions:
     durable, ordered = sinks.durable, request.ordered
     usual = StreamOptions(eager=not (ordered or durable), first_replan_s=FIRST_REPLAN_S)
-    usual = replace(usual, byte_budget=limit_payload_memory(usual, cluster))
+    usual = replace(usual, byte_budget=limit_payload_memory(usual.byte_budget, cluster))
     if durable:
         usual = replace(usual, max_epoch_s=MAX_DURABLE_EPOCH_S, target_message_s=DURABLE_MESSAGE_S)
     found = replace(request.options or usual, drain_finishes_input=not durable and request.launch.what != PROBE_RUN)

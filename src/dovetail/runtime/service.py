@@ -21,6 +21,7 @@ from dovetail.data.request_queue import (
     TooManyRequests,
     service_closed_error,
 )
+from dovetail.engines.payload_memory import limit_payload_memory
 from dovetail.errors import Problem
 from dovetail.observe.run_header import SERVICE
 from dovetail.pipeline.durations import checked_duration, parse_duration
@@ -31,7 +32,6 @@ from dovetail.runtime.assembly import (
     LaunchOptions,
     create_locked_run,
     describe_run,
-    limit_payload_memory,
     plan_on_site,
 )
 from dovetail.runtime.length_check import with_length_check
@@ -125,7 +125,7 @@ def _stream_options(max_wait_s: float, cluster: Cluster) -> StreamOptions:
         first_replan_s=FIRST_REPLAN_S,
         target_epoch_batches=BATCHES_PER_EPOCH,
     )
-    return replace(options, byte_budget=limit_payload_memory(options, cluster))
+    return replace(options, byte_budget=limit_payload_memory(options.byte_budget, cluster))
 
 
 def _as_served_unit(unit: UnitSpec) -> UnitSpec:

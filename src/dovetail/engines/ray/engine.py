@@ -19,7 +19,7 @@ import ray
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
 from dovetail.control.engine import DEFAULT_CALL, CallOptions
 from dovetail.control.events import BatchesReturned, LossCause, WorkerLost, WorkerStopped
-from dovetail.engines.local import process_setup
+from dovetail.engines.local import driver_setup
 from dovetail.engines.ray.agent_link import AgentListener
 from dovetail.engines.ray.agent_pool import AgentPool, runtime_env_key
 from dovetail.engines.ray.attachment import AUTO_INIT
@@ -59,7 +59,7 @@ class RayEngine:
 
     def __init__(self, folder: Path | None, context: RayRunContext) -> None:
         AUTO_INIT.disable()  # until `close`
-        self._folder = folder or process_setup.make_temporary_folder()
+        self._folder = folder or driver_setup.make_temporary_folder()
         self._numbers = count(1)
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._lock = RLock()
@@ -202,7 +202,7 @@ class RayEngine:
                 self.reservation.close()
             self.payloads.close()
             if not self.keep_spool:
-                process_setup.remove_folder(self._folder / "spool")
+                driver_setup.remove_folder(self._folder / "spool")
             AUTO_INIT.restore()
 
     def prepare(self, hosted: Iterable[HostedObject]) -> None:
