@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from dovetail.cli.engine_option import TargetCluster
     from dovetail.runtime.run_spec import RunSpec
-    from dovetail.scheduling.demand import Profile
+    from dovetail.scheduling.stage_rates import Profile
 
 DEFAULT_PROBE_ITEMS = 1000
 

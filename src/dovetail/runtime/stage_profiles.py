@@ -23,7 +23,7 @@ from dovetail.observe.profiles import SMALL_SAMPLE_ITEMS, ProfileKey, StageMeasu
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.resources.cluster import Cluster
 from dovetail.runtime.probe_end import MIN_PROBE_MESSAGES, is_precise
-from dovetail.scheduling.demand import Profile
+from dovetail.scheduling.stage_rates import Profile
 from dovetail.streaming.settings import StreamOptions
 from dovetail.text_format import format_count, format_duration
 
