@@ -357,7 +357,7 @@ def submit_options(options: dict[str, Any], sets: Sequence[str]) -> dict[str, An
 
 def find_function(reference: str) -> Any:
     """The declared function of MODULE:FUNCTION, with its defaults."""
-    from dovetail.jobs.job_function import Application
+    from dovetail.jobs.application import Application
 
     module, colon, name = reference.rpartition(":")
     if not colon or not module or not name:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
 
-    from dovetail.jobs.job_function import Application
+    from dovetail.jobs.application import Application
     from dovetail.jobs.workers.ingest import Ingester, Route
     from dovetail.jobs.workers.worker import Worker
 
@@ -194,7 +194,7 @@ def worker(
     **options: Any,
 ) -> None:
     """Run jobs of a queue until Ctrl-C or SIGTERM."""
-    from dovetail.jobs.job_function import load_application
+    from dovetail.jobs.application import load_application
     from dovetail.jobs.run_submission import resolved_folders
     from dovetail.jobs.workers.ingest import parse_routes
     from dovetail.jobs.workers.status_server import StatusServer, address_problems

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.claims.owner import this_process
 from dovetail.errors import UNSET, DovetailError
-from dovetail.jobs.job_function import Application, load_application
+from dovetail.jobs.application import Application, load_application
 from dovetail.jobs.job_logs import JobLogs
 from dovetail.jobs.queue import Queue
 from dovetail.jobs.run_submission import FOLDERS_VARIABLE, resolved_folders
