@@ -39,7 +39,7 @@ FOREVER = math.inf
 @pytest.fixture(autouse=True)
 def _no_watchdog_ends_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause of the machine while a call is interrupted is no call that does not come back."""
-    monkeypatch.setattr("dovetail.control.timeouts.MIN_INTERRUPTION_GRACE_S", 600.0)
+    monkeypatch.setattr("dovetail.control.interruption_grace.MIN_INTERRUPTION_GRACE_S", 600.0)
 
 
 def clocked(monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dovetail.claims.allocation import Allocation, labels_match
 from dovetail.claims.foreign_usage import FOREIGN_DEBOUNCE_S, UsageDebouncer, place_foreign_usage
 from dovetail.claims.owner import is_alive, this_process
-from dovetail.claims.quota import even_cap, packed_cap, round_amounts_to_cards, round_seats_to_cards
+from dovetail.claims.share_cap import even_cap, packed_cap, round_amounts_to_cards, round_seats_to_cards
 from dovetail.claims.store import ClaimStore
 from dovetail.resources.amounts import cluster_capacity, sum_seats
 

@@ -12,7 +12,7 @@ import click
 
 import dovetail as dt
 from dovetail.cli.queue_option import opened_queue, queue_url_option
-from dovetail.cli.worker import WorkerSignals
+from dovetail.cli.signals import WorkerSignals
 from dovetail.jobs.placement_problem import live_workers
 from dovetail.jobs.store import StoreUnavailableError
 
@@ -118,7 +118,7 @@ class QueueSource:
         self._read_at, self._is_available = time.monotonic(), True
 
     def read_until(self, ended: Ending) -> None:
-        """Read the workers from time to time. The store may hang; readiness then ages (`worker_status.py`)."""
+        """Read the workers from time to time. The store may hang; readiness then ages (`readiness.py`)."""
         while not ended.wait(READ_INTERVAL_S):
             try:
                 self.read()

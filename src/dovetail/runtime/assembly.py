@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import RunFailure
     from dovetail.control.payload import Segment, SegmentSlice
     from dovetail.data.interfaces import SourceAndSink
-    from dovetail.observe.profiles import ProfileKey
+    from dovetail.observe.profile_store import ProfileKey
     from dovetail.observe.progress import ProgressDisplay
     from dovetail.observe.run_folder import RunFolder
     from dovetail.pipeline.pipeline import Pipeline

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, Self
 from dovetail.control.commands import RunBatches
 from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost
 from dovetail.errors import DovetailError
-from dovetail.observe.profiles import SMALL_SAMPLE_ITEMS, ProfileKey, StageMeasurement, read_profile, write_profiles
+from dovetail.observe.profile_store import (
+    SMALL_SAMPLE_ITEMS,
+    ProfileKey,
+    StageMeasurement,
+    read_profile,
+    write_profiles,
+)
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.resources.cluster import Cluster
 from dovetail.runtime.probe_end import MIN_PROBE_MESSAGES, is_precise
