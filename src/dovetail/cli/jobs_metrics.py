@@ -13,8 +13,8 @@ import click
 import dovetail as dt
 from dovetail.cli.queue_option import opened_queue, queue_url_option
 from dovetail.cli.signals import WorkerSignals
-from dovetail.jobs.placement_problem import live_workers
 from dovetail.jobs.store import StoreUnavailableError
+from dovetail.jobs.worker_liveness import live_workers
 
 if TYPE_CHECKING:
     from dovetail.jobs.store import Store

@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM of commands: what the first one does, and what the second.
 
 During `dovetail run` the first drains the run, and the second cancels it (`SignalHandler`). `dovetail serve`, `actors`
-and `worker` count them (`StopSignals`, `WorkerSignals`): the first ends their work in order, the second ends it at once.
+and `worker` count them (`StopSignals`, `WorkerSignals`): the first ends their work in order, the second ends it at
+once.
 """
 
 from __future__ import annotations

@@ -65,8 +65,6 @@ SCHEMA_VERSION = 1
 """Version of what stores keep. A store with a newer version is refused (`StoreVersionError`)."""
 DUE_PER_STEP = 1_000
 """Maximum number of expired leases and scheduled jobs that one claim handles, so that no step takes long."""
-WORKER_FORGOTTEN_MS = 3_600_000
-"""A worker without a heartbeat for this long is removed when another one registers."""
 
 
 class StoreUnavailableError(EngineError):

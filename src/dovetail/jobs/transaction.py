@@ -22,7 +22,6 @@ from dovetail.jobs.preemption import Candidate, KeptRoom, choose_preempted
 from dovetail.jobs.store import (
     DUE_PER_STEP,
     PLAIN_QUEUE,
-    WORKER_FORGOTTEN_MS,
     ClaimedJob,
     Completion,
     GangPlace,
@@ -33,6 +32,7 @@ from dovetail.jobs.store import (
     Reply,
     Schedule,
 )
+from dovetail.jobs.worker_liveness import WORKER_FORGOTTEN_MS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,14 +20,9 @@ from dovetail.jobs.claim_policy import DEFERRAL_KEPT_MS, MAX_RESERVE_TRIES, RESE
 from dovetail.jobs.job import DEFAULT_QUEUE, NORMAL_RETRIES
 from dovetail.jobs.ordering import AGEING_MS_PER_STEP, MAX_DOUBLINGS
 from dovetail.jobs.state_machine import PREEMPTED, PREEMPTIONS_KEPT
-from dovetail.jobs.store import (
-    DUE_PER_STEP,
-    SCHEMA_VERSION,
-    WORKER_FORGOTTEN_MS,
-    StoreUnavailableError,
-    StoreVersionError,
-)
+from dovetail.jobs.store import DUE_PER_STEP, SCHEMA_VERSION, StoreUnavailableError, StoreVersionError
 from dovetail.jobs.transaction import LEASE_EXPIRED
+from dovetail.jobs.worker_liveness import WORKER_FORGOTTEN_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
