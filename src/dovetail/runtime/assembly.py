@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from dovetail.streaming.settings import StreamOptions, UnitSpec
     from dovetail.streaming.view import StreamView, WorkCounts
 
-FIRST_REPLAN_S = 1.0
 LOOP_TICK_S = 1.0
 REFRESH_TIMEOUT_S = 0.5
 """Time that a request for the status waits for the latest figures."""

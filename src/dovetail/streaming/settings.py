@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.scheduling.plan import Plan, UnitPlan
 
+FIRST_REPLAN_S = 1.0
+"""`first_replan_s` of runs and services."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
