@@ -327,6 +327,19 @@ def test_large_rows_do_not_fill_the_memory(tmp_path: Path, calls: Calls) -> None
 # --- trouble
 
 
+def test_more_failed_setups_than_the_function_allows_end_it(tmp_path: Path) -> None:
+    class NoModel:
+        def setup(self) -> None:
+            raise OSError("no model here")
+
+        def __call__(self, id: int) -> int:  # noqa: A002
+            return id
+
+    table = dt.table(made(tmp_path, 20, 20))
+    with pytest.raises(RunError, match=r"2 setups failed in a row, more than max_setup_failures=1 allows.*no model"):
+        table.backfill("n", dt.udf(NoModel, max_setup_failures=1), workers=1, cluster=HALF)
+
+
 def test_too_many_failed_rows_end_it(tmp_path: Path) -> None:
     uri = made(tmp_path, 1000, 100)
     table = dt.table(uri)

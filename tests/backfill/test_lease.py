@@ -544,3 +544,26 @@ def test_temporary_files_of_killed_processes_are_removed_with_the_next_lease(tmp
     with Lease.acquire(store, "n", "run", wait=False, say=lambda _: None):
         assert not old.exists()
         assert new.exists()  # its process may be about to rename it
+
+
+def test_temporary_files_of_a_process_of_this_machine_are_removed_as_soon_as_it_has_ended(tmp_path: Path) -> None:
+    """It was killed before it could rename the file."""
+    writes = (
+        "import os, pathlib, sys\n"
+        "from dovetail.backfill.store import Store\n"
+        "pathlib.Path.replace = lambda *_: (print(flush=True), sys.stdin.read())\n"
+        f"Store(sys.argv[1]).put('{column_folder('n')}/lease/claim', b'data')\n"
+    )
+    store = Store(str(tmp_path))
+    folder = tmp_path / "_dovetail" / column_folder("n") / "lease"
+    command = [sys.executable, "-c", writes, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        (left,) = folder.glob(".tmp-*")
+        with Lease.acquire(store, "n", "run", wait=False, say=lambda _: None):
+            assert left.exists(), "its process may rename it yet"
+        writer.kill()
+        writer.wait()
+        with Lease.acquire(store, "n", "run", wait=False, say=lambda _: None):
+            assert not left.exists()

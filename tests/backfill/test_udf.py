@@ -87,11 +87,13 @@ def test_all_problems_of_options_are_reported_at_once() -> None:
             input_columns="text",
             data_type="strin",
             slots=True,
+            on_failure={"ValueError": "stop"},
+            max_setup_failures=-1,
             batchsize=3,
             workers=2,
         )
     text = messages(caught.value)
-    assert len(caught.value.problems) == 10
+    assert len(caught.value.problems) == 12
     for part in (
         "cpus=-1",
         "batch_size=0",
@@ -100,6 +102,8 @@ def test_all_problems_of_options_are_reported_at_once() -> None:
         "timeout='soon'",
         'input_columns=["text"]',
         "strin",
+        "on_failure={",
+        "max_setup_failures=-1",
     ):
         assert part in text
     assert "slots=True" in text

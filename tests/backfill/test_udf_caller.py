@@ -380,6 +380,23 @@ def test_all_rows_in_flight_are_suspects() -> None:
     assert found.broken == (0, 4)
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+def test_on_failure_names_the_exceptions_that_mean_a_broken_process(is_async: bool) -> None:
+    def at_three(n: int) -> int:
+        if n == 3:
+            raise AcceleratorError("engine lost")
+        return n
+
+    async def awaited(n: int) -> int:
+        return at_three(n)
+
+    for rules, broken in [({}, True), ({"RuntimeError": "retry"}, False), ({AcceleratorError: "restart"}, True)]:
+        found = run(caller_of(awaited if is_async else at_three, SKIP, on_failure=rules), numbers(5))
+        assert (found.broken is not None) == broken
+    plain = run(caller_of(lambda n: 1 // (n - 3), SKIP, on_failure="restart", data_type="int64"), numbers(5))
+    assert plain.broken == (3, 4)
+
+
 def test_a_bad_row_in_a_slot_without_others_is_found_by_a_row_that_passed_in_another_slot() -> None:
     def odd(n: int) -> int:
         return 10 // (n % 2)

@@ -19,6 +19,7 @@ from command import run_command
 from dovetail.cli.engine_option import TargetCluster
 from dovetail.cli.saved_arguments import RunArguments, arguments_for_header, merge_saved_arguments
 from dovetail.observe.run_folder import create_run
+from dovetail.streaming import health
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -408,6 +409,25 @@ def test_a_failed_run_prints_the_reason_and_how_to_resume(place: Place) -> None:
     told = place.run("status", "last")
     assert "failed after" in told.stdout
     assert f"dovetail run --resume {place.runs()[0].name}" in told.stderr
+
+
+def test_a_run_whose_workers_all_break_prints_the_reason_and_how_to_keep_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "MAX_BROKEN_IN_A_ROW", 1)
+    code = "def no_gpu(rows):\n    raise RuntimeError('CUDA error: device lost')\n"
+    (place.folder / "mine.py").write_text(code)
+    place.rows("in.jsonl", 10)
+    stage = "{name: no_gpu, run: 'mine:no_gpu', on_error: skip, workers: 1}"
+    (place.folder / "p.yaml").write_text(f"source: in.jsonl\nsink: out.jsonl\nstages:\n  - {stage}\n")
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert done.returncode == 1, done.stderr
+    assert "no_gpu: 4 workers in succession were broken, and no call passed; the last: RuntimeError" in done.stderr
+    fix = "--set stages.no_gpu.on_failure=retry"
+    assert f"fix  {fix}  # if the exception leaves its process intact" in done.stderr
+    done = place.run("run", "p.yaml", *CLUSTER, *fix.split())
+    assert done.returncode == 0, done.stderr
+    assert "10 failed" in done.stderr
 
 
 def test_failed_items_are_reported_and_can_be_retried(place: Place) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +16,13 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Kills, Raises
 from dovetail.streaming.failure_streak import is_suspicious
+from dovetail.streaming.health import MAX_BROKEN_BACKOFF_S, MAX_BROKEN_IN_A_ROW
 from dovetail.streaming.settings import StreamOptions
 from streaming.harness import Rig, numbers, simulate_stages, stage
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from dovetail.engines.simulated.world import ItemOutcome, Key
 
 STEADY = StreamOptions(replan=False, follow_plan=True)
@@ -28,14 +33,18 @@ def calls_of(rig: Rig, key: Key) -> int:
     return sum(key in part_keys(message.parts) for message in rig.messages("a"))
 
 
-def run(behaviour: Behaviour, items: int, workers: int, **settings: object) -> Rig:
-    rig = simulate_stages(
+def simulate(behaviour: Behaviour, items: int, workers: int, options: StreamOptions = STEADY, **settings: Any) -> Rig:
+    return simulate_stages(
         [stage("a", workers=workers, **({"on_error": "skip", "retries": 0} | settings))],
         {"a": behaviour},
         items,
-        options=STEADY,
+        options=options,
         cluster="1x(8cpu, 64GB)",
     )
+
+
+def run(behaviour: Behaviour, items: int, workers: int, **settings: Any) -> Rig:
+    rig = simulate(behaviour, items, workers, **settings)
     assert rig.run_state is RunState.FINISHED, rig.error
     assert rig.out("a") + rig.failed() == numbers(items), "every item comes out or fails, once"
     return rig
@@ -87,6 +96,48 @@ def test_neighbours_that_break_their_workers_cost_no_good_item(
     assert replacements(rig, workers) <= 3 * len(keys)
 
 
+@pytest.mark.parametrize("retries", [0, 3])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("count", [10, 20])
+def test_many_neighbours_that_break_the_only_workers_cost_no_good_item(count: int, workers: int, retries: int) -> None:
+    """When new workers fail, too, a worker with many failures is replaced, and its latest item is tried first."""
+    keys = frozenset((number,) for number in range(10, 10 + count))
+    rig = run(Behaviour(0.1, poison=keys), 400, workers, retries=retries)
+    assert rig.failed() == Counter(keys)
+    assert replacements(rig, workers) <= 4 * count
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(st.integers(0, 200), st.integers(4, 20), st.sampled_from([1, 2, 4]), st.sampled_from([0, 1, 3]))
+def test_many_neighbours_that_break_their_workers_cost_few_good_items(
+    first: int, count: int, workers: int, retries: int
+) -> None:
+    keys = frozenset((number,) for number in range(first, first + count))
+    rig = run(Behaviour(0.1, poison=keys), 400, workers, retries=retries)
+    assert set(rig.failed()) >= keys
+    assert rig.failed().total() <= 2 * count
+    assert replacements(rig, workers) <= 5 * count
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(st.integers(0, 2**32))
+def test_a_run_ends_whatever_breaks_its_workers(seed: int) -> None:
+    """Also where several slots, batches and ordinary bad rows make it unclear what broke a worker."""
+    dice = Random(seed)
+    items, workers = dice.choice([60, 200]), dice.choice([1, 2, 4])
+    starts = [dice.randrange(items) for _ in range(dice.randrange(1, 4))]
+    broken = {number for start in starts for number in range(start, min(items, start + dice.randrange(1, 30)))}
+    share = dice.choice([0.0, 0.1])
+    bad = {number for number in range(items) if dice.random() < share} - broken
+    behaviour = Behaviour(
+        dice.choice([0.001, 0.1]),
+        poison=frozenset((number,) for number in broken),
+        item=lambda key, _: Raises() if key[0] in bad else Gives(),
+    )
+    settings = {"retries": dice.choice([0, 1, 3]), "batch_size": dice.choice([1, 4]), "slots": dice.choice([1, 3])}
+    run(behaviour, items, workers, **settings)
+
+
 def test_ordinary_bad_rows_cost_no_restart_and_one_call_each() -> None:
     bad = {(number,) for number in Random(19).sample(range(10_000), 1000)}
     calls: Counter[Key] = Counter()
@@ -129,6 +180,43 @@ def test_an_exception_that_means_a_broken_process_replaces_the_worker_at_once() 
     assert calls_of(rig, bad) == 2
     assert replacements(rig, 2) == 2
     assert len(rig.notes("its process is broken: AcceleratorError: CUDA error")) == 2
+
+
+def break_process_at(bad: Container[int]) -> Behaviour:
+    """These items raise an exception that means a broken process, in any worker."""
+
+    def item(key: Key, _: int) -> ItemOutcome:
+        return Raises("AcceleratorError: CUDA error", worker_broken=True) if key[0] in bad else Gives()
+
+    return Behaviour(0.1, item=item)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_run_fails_if_workers_break_whatever_they_are_called_with(workers: int) -> None:
+    """Before, 599 workers were replaced for 300 items."""
+    rig = simulate(break_process_at(range(300)), 300, workers)
+    assert rig.run_state is RunState.FAILED
+    count = MAX_BROKEN_IN_A_ROW + 2 * workers + 1
+    wanted = f"a: {count} workers in succession were broken, and no call passed; the last: AcceleratorError: CUDA error"
+    assert rig.error == wanted
+    assert replacements(rig, workers) <= count
+    times = [when for when, _ in rig.starts("a")][-2 * workers :]
+    assert all(later - before > MAX_BROKEN_BACKOFF_S for before, later in pairwise(times[::workers]))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("bad", [range(0, 3000, 50), range(10, 20)])
+def test_a_call_that_passes_shows_that_workers_are_not_broken_for_good(bad: range, workers: int) -> None:
+    rig = run(break_process_at(bad), 3000, workers)
+    assert rig.failed() == Counter((number,) for number in bad)
+    assert replacements(rig, workers) <= 2 * len(bad)
+
+
+def test_a_service_does_not_fail_because_of_requests_that_break_its_workers() -> None:
+    options = replace(STEADY, serving=True)
+    rig = simulate(break_process_at(range(10, 50)), 200, 1, options)
+    assert rig.run_state is RunState.FINISHED, rig.error
+    assert rig.out("a").total() == 160
 
 
 @settings(max_examples=settings().max_examples // 2)

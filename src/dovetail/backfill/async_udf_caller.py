@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from dovetail.backfill.failed_rows import capture_failure
 from dovetail.engines.call_retry import retry_call_async
 from dovetail.engines.call_timeout import call_with_timeout_async
-from dovetail.engines.exception_summary import is_worker_broken
 
 if TYPE_CHECKING:
     from dovetail.backfill.task import FailedRow
@@ -134,7 +133,7 @@ async def _retry_row(caller: UdfCaller, state: _AsyncBatch, row: int, error: Bas
             except BaseException as raised:
                 error = raised
         await retry_call_async(
-            caller.on_error, error, call, lambda raised: _is_cancelled(state, row) or is_worker_broken(raised)
+            caller.on_error, error, call, lambda raised: _is_cancelled(state, row) or caller.breaks_worker(raised)
         )
     except BaseException as last:
         if not _is_cancelled(state, row):
@@ -180,7 +179,7 @@ def _on_row_failed(caller: UdfCaller, state: _AsyncBatch, row: int, error: BaseE
     state.failures[row] = capture_failure(row, error)
     if caller.on_error.then == "skip":
         state.done[row] = (1, caller.converter.null_result if caller.kind == "scalar" else caller.nulls(1))
-        if is_worker_broken(error):
+        if caller.breaks_worker(error):
             caller.watch.count_failed(row)
             state.broken = min(row, *state.consumers.values()), state.next
             for consumer, other in list(state.consumers.items()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from dovetail.backfill.lance_client import as_os_error, normalize_uri, open_file_session
+from dovetail.claims.owner import this_process
 from dovetail.data.readers.file_discovery import is_remote
+from dovetail.machine.processes import process_start_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +41,20 @@ def column_folder(column: str) -> str:
         return name
     short = re.sub("%.?$", "", name[:_SHORT_NAME_CHARS])  # not part of a quoted character
     return f"{short}={hashlib.sha256(column.encode()).hexdigest()[:32]}"  # a quoted name contains no =
+
+
+@functools.cache
+def _process_space() -> str:
+    """Short name of the boot and pid namespace in which pids of this process are valid; empty: unknown."""
+    space = this_process().space
+    return space and hashlib.sha256(space.encode()).hexdigest()[:16]
+
+
+def _is_writer_gone(temporary: str) -> bool:
+    """Whether the process that wrote a temporary file is known to have ended. Its pid may belong to another one now."""
+    space, _, rest = temporary.removeprefix(_TEMPORARY_PREFIX).partition("-")
+    pid = rest.partition("-")[0]
+    return bool(space) and space == _process_space() and pid.isdigit() and process_start_time(int(pid)) is None
 
 
 class Store:
@@ -87,7 +104,8 @@ class Store:
         self._files.delete_folder(folder)
 
     def delete_temporary(self, folder: str, older_than_s: float) -> None:
-        """Delete temporary files that processes which were killed left in the folder."""
+        """Delete temporary files that processes which were killed left in the folder: at once if they ran on this
+        machine, otherwise when the files are older than this."""
         if isinstance(self._files, _LocalFiles):
             self._files.delete_temporary(folder, older_than_s)
 
@@ -121,7 +139,7 @@ class _LocalFiles:
         before = time.time() - older_than_s
         for path in (self._root / folder).glob(f"{_TEMPORARY_PREFIX}*"):
             with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime < before:
+                if _is_writer_gone(path.name) or path.stat().st_mtime < before:
                     path.unlink()
 
     def put(self, path: str, data: bytes) -> None:
@@ -146,7 +164,7 @@ class _LocalFiles:
 
     def _write_temporary(self, path: str, data: bytes) -> Path:
         target = self._root / path
-        temporary = target.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        temporary = target.parent / f"{_TEMPORARY_PREFIX}{_process_space()}-{os.getpid()}-{uuid.uuid4().hex}"
         try:
             with self._open_new(temporary) as file:
                 file.write(data)

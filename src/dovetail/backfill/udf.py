@@ -36,7 +36,8 @@ from dovetail.errors import (
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
-from dovetail.pipeline.stage_fields import SLOTS_LIMIT
+from dovetail.pipeline.failure_rules import FailureAction, FailureRules, exception_name, make_failure_rules
+from dovetail.pipeline.stage_fields import ON_FAILURE, ON_FAILURE_TEXT, SLOTS_LIMIT
 from dovetail.resources.resources import Resources
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 BAD_OPTION = "DT440"
 MAX_BATCH_ROWS = 1 << 20
 MAX_SLOTS = SLOTS_LIMIT
+MAX_SETUP_FAILURES = 1_000_000
 OPTION_ALIASES = {"num_cpus": "cpus", "num_gpus": "gpus"}
 MISPLACED_OPTIONS = {
     "workers": "table.backfill(column, workers=4)",
@@ -78,6 +80,8 @@ class UdfKwargs(TypedDict, total=False):
     input_columns: Sequence[str] | None
     data_type: Any
     slots: int | None
+    on_failure: FailureAction | Mapping[Any, FailureAction] | None
+    max_setup_failures: int | None
     num_cpus: float | None
     num_gpus: float | None
 
@@ -94,6 +98,8 @@ class UdfOptions:
     input_columns: tuple[str, ...] | None = None
     data_type: Any = None
     slots: int | None = None
+    failure_rules: FailureRules = ()
+    max_setup_failures: int | None = None
 
 
 def check_options(given: Mapping[str, object], unknown: Mapping[str, object]) -> tuple[UdfOptions, list[Problem]]:
@@ -117,6 +123,8 @@ def check_options(given: Mapping[str, object], unknown: Mapping[str, object]) ->
         _check_input_columns(values["input_columns"], problems),
         values["data_type"],
         _check_count("slots", values["slots"], MAX_SLOTS, 16, problems),
+        _check_failure_rules(values["on_failure"], problems),
+        _check_count("max_setup_failures", values["max_setup_failures"], MAX_SETUP_FAILURES, 3, problems, least=0),
     )
     problems += _check_data_type(found.data_type)
     return found, problems
@@ -160,12 +168,23 @@ def _parse_policy(
         return otherwise
 
 
-def _check_count(name: str, value: object, limit: int, example: int, problems: list[Problem]) -> int | None:
-    if value is None or is_whole_number(value, 1, limit):
+def _check_count(
+    name: str, value: object, limit: int, example: int, problems: list[Problem], *, least: int = 1
+) -> int | None:
+    if value is None or is_whole_number(value, least, limit):
         return cast("int | None", value)
-    kind = f"a whole number from 1 to {limit:,}"
+    kind = f"a whole number from {least} to {limit:,}"
     problems.append(argument_problem(BAD_OPTION, name, value, kind, example, UNSET))
     return None
+
+
+def _check_failure_rules(value: object, problems: list[Problem]) -> FailureRules:
+    named = {exception_name(kind): action for kind, action in value.items()} if isinstance(value, Mapping) else value
+    if value is None or not any(ON_FAILURE.check(named)):
+        return make_failure_rules(cast("Any", value))
+    example = {"MyEngineError": "restart"}
+    problems.append(argument_problem(BAD_OPTION, "on_failure", value, ON_FAILURE_TEXT, example, UNSET))
+    return ()
 
 
 def is_whole_number(value: object, least: int, most: int) -> bool:
@@ -259,6 +278,8 @@ def udf(
     input_columns: Sequence[str] | None = None,
     data_type: Any = None,
     slots: int | None = None,
+    on_failure: FailureAction | Mapping[Any, FailureAction] | None = None,
+    max_setup_failures: int | None = None,
     num_cpus: float | None = None,
     num_gpus: float | None = None,
     **unknown: object,
@@ -270,6 +291,7 @@ def udf(
     `on_error`: "fail", "skip" or a `dt.Retry`. `timeout`: time limit of one row. `input_columns`: column names, if they
     differ from the parameter names. `data_type`: return type, if the annotation does not define it: a pyarrow type, a
     string such as "list<float32>", or a mapping for several columns. `slots`: concurrent rows of an async function.
+    `on_failure`, `max_setup_failures`: as in a `dt.Stage`.
     """
     given: dict[str, object] = {
         "cpus": cpus,
@@ -289,6 +311,8 @@ def udf(
         "input_columns": input_columns,
         "data_type": data_type,
         "slots": slots,
+        "on_failure": on_failure,
+        "max_setup_failures": max_setup_failures,
         "num_cpus": num_cpus,
         "num_gpus": num_gpus,
     }

@@ -319,7 +319,7 @@ class UdfCaller:
                     self.on_error,
                     error,
                     lambda: self.call_timed(self.call, self.row_arguments(batch, row), row, 1),
-                    is_worker_broken,
+                    self.breaks_worker,
                 )
             )
         except BaseException as last:
@@ -398,14 +398,18 @@ class UdfCaller:
                 return call()
             except BaseException as raised:
                 error = raised
-        return retry_call(self.on_error, error, call, is_worker_broken)
+        return retry_call(self.on_error, error, call, self.breaks_worker)
+
+    def breaks_worker(self, error: BaseException) -> bool:
+        """Whether this exception means that the process is broken."""
+        return is_worker_broken(error, self.udf.options.failure_rules)
 
     def _is_broken(self, gathered: ResultBuffer, start: int, rows: int, error: BaseException) -> bool:
         """Whether this process is broken: by the exception, or because more rows fail in succession than bad rows
         explain. Then the run ends before these rows."""
         if self.on_error.then == "fail":
             return False
-        if is_worker_broken(error):
+        if self.breaks_worker(error):
             self.watch.count_passed_before(start)
             self.watch.count_failed(start)
             gathered.broken = (start, start + rows)

@@ -102,6 +102,7 @@ def _make_stage(run: Any, udf: Udf, arguments: BackfillArguments) -> Stage:
         workers=workers,
         slots=slots,
         retries=MAX_WORKER_DEATHS,
+        max_setup_failures=udf.options.max_setup_failures,
         on_failure={WorkerBrokenError: "restart"},
     )
 

@@ -83,6 +83,8 @@ class FailureCause(Enum):
     """An item failed, and its stage does not skip failed items."""
     ERROR_LIMIT = "error limit"
     """More items failed than `max_errors` allows."""
+    BROKEN_WORKERS = "broken workers"
+    """An exception that means a broken process ended one worker of a stage after the other."""
     OTHER = "other"
     """No item is to blame: the setup of workers, the cluster, the source, the sink."""
 

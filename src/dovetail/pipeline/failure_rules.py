@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 FailureAction = Literal["retry", "restart"]
 FAILURE_ACTIONS: tuple[FailureAction, ...] = ("retry", "restart")
@@ -34,6 +35,15 @@ BROKEN_WORKER_PHRASES = (
 def exception_name(kind: object) -> object:
     """The name of an exception type; anything else is returned as it is."""
     return kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseException) else kind
+
+
+def make_failure_rules(on_failure: FailureAction | Mapping[Any, FailureAction] | None) -> FailureRules:
+    """Names of exception types and what they mean for the worker; "*": all others."""
+    if on_failure is None:
+        return ()
+    if not isinstance(on_failure, Mapping):
+        return ((ANY_EXCEPTION, on_failure),)
+    return tuple((str(exception_name(kind)), action) for kind, action in on_failure.items())
 
 
 def type_names(error: BaseException) -> set[str]:

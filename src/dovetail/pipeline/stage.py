@@ -11,7 +11,7 @@ from dovetail.documents.fields import unknown_argument_problem
 from dovetail.errors import PipelineError, Problem, nearest_word
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
-from dovetail.pipeline.failure_rules import ANY_EXCEPTION, FailureAction, FailureRules, exception_name
+from dovetail.pipeline.failure_rules import FailureAction, FailureRules, exception_name, make_failure_rules
 from dovetail.pipeline.stage_code import StageCode
 from dovetail.resources.resources import Resources
 
@@ -135,10 +135,7 @@ class Stage:
     @property
     def failure_rules(self) -> FailureRules:
         """Names of exception types and what they mean for the worker; "*": all others."""
-        given = {} if self.on_failure is None else self.on_failure
-        if not isinstance(given, Mapping):
-            return ((ANY_EXCEPTION, given),)
-        return tuple((str(exception_name(kind)), action) for kind, action in given.items())
+        return make_failure_rules(self.on_failure)
 
     @property
     def timeout_s(self) -> float | None:

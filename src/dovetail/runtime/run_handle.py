@@ -410,8 +410,11 @@ def _run_problem(failure: RunFailure, summary: RunSummary | None, folder: Path) 
     subject: Subject | None = None
     if failure.cause is FailureCause.ERROR_LIMIT:
         fixes += (Change({"max_errors": None}, note="no limit; run.errors has the failed items"),)
-    elif failure.cause is FailureCause.ITEM:
-        fixes += (Change({"on_error": "skip"}, note="record failing items and continue"),)
+    elif failure.cause in (FailureCause.ITEM, FailureCause.BROKEN_WORKERS):
+        if failure.cause is FailureCause.ITEM:
+            fixes += (Change({"on_error": "skip"}, note="record failing items and continue"),)
+        else:
+            fixes += (Change({"on_failure": "retry"}, note="if the exception leaves its process intact"),)
         stages = failure.items[0].stage or failure.items[0].unit if failure.items else ""
         subject = Subject("stage", stages, tuple(stages.split("+"))) if stages else None
     hint = _resume_hint(folder)

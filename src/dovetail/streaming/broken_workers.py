@@ -22,7 +22,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dovetail.control.events import FailureCause
 from dovetail.control.lifecycle import WorkerState
+from dovetail.pipeline.units import short_unit_name
 from dovetail.streaming.failure_streak import MAX_HELD_CALLS, Trial, is_suspicious
 from dovetail.streaming.retry import suspects_of_failure
 
@@ -161,12 +163,22 @@ class BrokenWorkers:
             return 0
         if unit.spec.barrier:
             return self.failure_handler.charge(unit, suspect)
+        if unit.spec.skip_failed and self.fleet.health.on_worker_broken(unit) and not self.state.options.serving:
+            self._fail_run(unit, suspect)
+            return 0
         unit.count_retry()
         used_up = suspect.failed_attempts >= unit.spec.retries
         if broke_worker if unit.spec.skip_failed else used_up:
             return self.failure_handler.fail_items(unit, suspect, skip=unit.spec.skip_failed)
         self._retry_culprit(unit, suspect)
         return 0
+
+    def _fail_run(self, unit: UnitState, suspect: Suspect) -> None:
+        """Skipping items does not help: whatever workers are called with, their processes break."""
+        count = unit.failures.replaced_in_succession
+        name = suspect.stage or short_unit_name(unit.name)
+        error = f"{name}: {count} workers in succession were broken, and no call passed; the last: {suspect.error}"
+        self.failure_handler.fail_run(unit, suspect, error, FailureCause.BROKEN_WORKERS)
 
     def _on_culprit_failed(self, unit: UnitState, worker: Worker, suspect: Suspect) -> int:
         """Items failed again with which a worker broke before: they fail, and this worker is replaced, too."""
@@ -220,8 +232,8 @@ class BrokenWorkers:
         """Find out whether a worker is broken: try the items that failed in it on other workers."""
         if worker.state is not WorkerState.READY:
             return  # its items run elsewhere when it is gone
-        if unit.failures.replaced_enough:  # which worker could show what is wrong with the items is unknown
-            self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
+        if unit.failures.replaced_enough:
+            self._probe(unit, worker, streak)
             return
         if unit.failures.trial is not None:
             if unit.has_sound_worker() and worker.id not in unit.failures.trial.unconfirmed:
@@ -235,15 +247,30 @@ class BrokenWorkers:
             unit.failures.clear_streak(length)
             self._replace(unit, worker, f"{streak.length} calls failed in it in succession")
             return
-        first = held[0] if len(held) > 1 else None
-        trial = Trial(worker.id, length, first)
-        trial.begin(replace(suspect, trial=trial) for suspect in reversed(held if first is None else held[1:]))
         if any(unit.is_sound(other) for other in unit.workers.values() if other is not worker):
             self._pause(unit, worker)
             text = f"worker {worker.id} of {unit.name} is suspected: {count}; their items are tried on other workers"
             self.state.add_note("worker", text, worker=worker.id, unit=unit.name)
         else:
             self._replace(unit, worker, f"{count}; their items are tried on the new worker")
+        self._begin_trial(unit, worker, length, held)
+
+    def _probe(self, unit: UnitState, worker: Worker, streak: FailureStreak) -> None:
+        """New workers fail, too: replace this one, and try the latest items first. If one of them passes, earlier ones
+        that are neighbours broke the workers; if none does, they are all to blame."""
+        trial, length = unit.failures.trial, streak.length
+        suspected = None if trial is None else self.state.workers.get(trial.worker)
+        held = [*unit.end_trial(), *unit.failures.end_streak(worker.id)]
+        for other in (worker, suspected):
+            if other is not None:
+                self._replace(unit, other, f"{length} calls failed in succession")
+        if held:
+            self._begin_trial(unit, worker, length, held)
+
+    def _begin_trial(self, unit: UnitState, worker: Worker, length: int, held: list[Suspect]) -> None:
+        first = held[0] if len(held) > 1 else None
+        trial = Trial(worker.id, length, first)
+        trial.begin(replace(suspect, trial=trial) for suspect in reversed(held if first is None else held[1:]))
         unit.begin_trial(trial)
 
     def _last_error(self, streak: FailureStreak) -> str:
@@ -268,8 +295,9 @@ class BrokenWorkers:
         suspects = trial.take_unconfirmed(worker) if trial is not None else []
         if trial is None or not suspects:
             return
-        trial.begin(suspects[1:])
-        unit.add_suspects(suspects[1:])
+        again = [replace(suspect, trial=trial) for suspect in suspects[1:]]
+        trial.begin(again)
+        unit.add_suspects(again)
         self._retry_culprit(unit, suspects[0])
 
     def _on_trial_passed(self, unit: UnitState, trial: Trial) -> None:

@@ -141,6 +141,12 @@ class Trial:
         if self.first is not None:
             yield self.first
 
+    def take_waiting(self) -> list[Suspect]:
+        """Remove and return the items that neither wait for a worker nor run."""
+        waiting = list(self.waiting())
+        self.first, self.failed, self.unconfirmed = None, [], {}
+        return waiting
+
     def drop_epoch(self, epoch: Epoch) -> None:
         self.open = _without_epoch(self.open, epoch)
         self.failed = _without_epoch(self.failed, epoch)
@@ -168,15 +174,18 @@ class UnitFailures:
         """Longest streak of failures of a suspected worker that was not broken."""
 
     @property
+    def awaits_success(self) -> bool:
+        """Whether a call that passes changes anything."""
+        return bool(self.streaks) or self.replaced_in_succession > 0
+
+    @property
     def replaced_enough(self) -> bool:
         """Whether new workers fail, too, so that the items are to blame."""
         return self.replaced_in_succession >= MAX_REPLACEMENTS_WITHOUT_SUCCESS
 
     def may_replace(self, streak: FailureStreak | None) -> bool:
-        """Whether the worker with this streak may be replaced: not if new workers fail, too, unless its streak is long
-        and no trial waits for workers."""
-        if self.replaced_enough and self.trial is not None:
-            return False
+        """Whether the worker with this streak may be replaced: not if new workers fail, too, unless its streak is
+        long."""
         return may_replace(0 if streak is None else streak.length, self.replaced_in_succession)
 
     @property

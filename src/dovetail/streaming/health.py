@@ -24,6 +24,11 @@ MAX_IDLE_DEATHS = 10
 """Consecutive worker deaths soon after the start, without a suspect and without a finished message in between, that
 fail the run; two more are allowed per worker."""
 SHORT_LIFE_S = 10.0
+MAX_BROKEN_IN_A_ROW = 20
+"""Consecutive workers of a unit that exceptions report as broken, with no call that passes in between, that do not fail
+the run; two more are allowed per worker. An item that breaks every process costs two of them."""
+BROKEN_IN_A_ROW_BEFORE_BACKOFF = 3
+MAX_BROKEN_BACKOFF_S = 10.0
 NODE_DOWN_S = 60.0
 """How long a node counts as down after its workers were lost with it and before the engine reports that it left."""
 
@@ -47,13 +52,16 @@ class HealthTracker:
         self.down_until: dict[str, float] = {}
         """Node -> until when it counts as down."""
         self._setup_failures: dict[tuple[str, str], SetupFailures] = {}
+        self._broken_retry_at: dict[str, float] = {}
+        """Unit -> time of the next start, after several of its workers were broken in succession."""
 
     def backoff_s(self, unit: UnitState, nodes: tuple[str, ...]) -> float:
         """Seconds to wait before a worker of this unit is started on these nodes; 0 or less: start now."""
-        if not self._setup_failures:
+        if not (self._setup_failures or self._broken_retry_at):
             return 0.0
         found = [self._setup_failures.get((unit.name, node)) for node in nodes]
-        return max((failures.retry_at - self.state.now for failures in found if failures is not None), default=0.0)
+        times = [failures.retry_at for failures in found if failures is not None]
+        return max(self._broken_retry_at.get(unit.name, 0.0), *times, 0.0) - self.state.now
 
     def on_setup_succeeded(self, unit: UnitState, node: str) -> None:
         unit.count_setup_done()
@@ -105,6 +113,18 @@ class HealthTracker:
             self.fail(
                 RunFailure(f"{name}: {unit.idle_deaths} workers in a row died before they did any work: {what}", detail)
             )
+
+    def on_worker_broken(self, unit: UnitState) -> bool:
+        """Back off after a worker that an exception reports as broken; True: too many of them in succession."""
+        in_a_row = unit.failures.replaced_in_succession
+        doublings = in_a_row - BROKEN_IN_A_ROW_BEFORE_BACKOFF - 1
+        if doublings >= 0:
+            wait = min(MAX_BROKEN_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(doublings, 20))
+            self._broken_retry_at[unit.name] = self.state.now + wait
+            name = short_unit_name(unit.name)
+            text = f"{name}: {in_a_row} workers in succession were broken; the next one starts in {wait:g} s"
+            self.state.add_note("decision", text, unit=unit.name)
+        return in_a_row > MAX_BROKEN_IN_A_ROW + 2 * len(unit.workers)
 
     def on_node_lost(self, node: str) -> None:
         self.down_until[node] = self.state.now + NODE_DOWN_S

@@ -90,7 +90,7 @@ class ResultHandler:
         settled = message.items - failed
         if failures:
             settled += self.broken_workers.on_calls_failed(unit, worker, message, failures, event.peak_bytes)
-        elif unit.failures.streaks or message.suspect is not None:
+        elif unit.failures.awaits_success or message.suspect is not None:
             self.broken_workers.on_message_passed(unit, worker, message)
         output_bytes = sum([segment.size_bytes for segment in event.segments]) if given else None
         if event.stages is not None:

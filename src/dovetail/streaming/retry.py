@@ -287,12 +287,11 @@ class FailureHandler:
         their epoch would count as finished."""
         state, epoch = self.state, suspect.epoch
         what = "item" if suspect.items == 1 else f"{suspect.items} items"
-        items = _failed_items(unit, suspect)
         error = f"{suspect.stage or short_unit_name(unit.name)}: {what} failed: {suspect.error}"
         if not skip:
-            state.emit(ReportFailure(items))
-            self.fail(RunFailure(error, suspect.detail, FailureCause.ITEM, items=tuple(items)))
+            self.fail_run(unit, suspect, error, FailureCause.ITEM)
             return 0
+        items = _failed_items(unit, suspect)
         unit.count_failed(suspect.items)
         state.count_failed(suspect.items)
         epoch.add_failed_items(items)
@@ -302,6 +301,12 @@ class FailureHandler:
         state.add_note("error", error, unit=unit.name, items=suspect.items)
         self.check_error_budget(suspect.error)
         return suspect.items
+
+    def fail_run(self, unit: UnitState, suspect: Suspect, error: str, cause: FailureCause) -> None:
+        """Fail the run with the failure of these items."""
+        items = _failed_items(unit, suspect)
+        self.state.emit(ReportFailure(items))
+        self.fail(RunFailure(error, suspect.detail, cause, items=tuple(items)))
 
     def check_error_budget(self, last_error: str = "") -> None:
         """Fail the run if more items failed than `max_errors` allows. A percentage is of the items read so far; until

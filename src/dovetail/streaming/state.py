@@ -556,6 +556,16 @@ class UnitState:
         self.failures.begin_trial(trial)
         self.add_suspects(trial.open)
 
+    def end_trial(self) -> list[Suspect]:
+        """End the trial without a result, and return its items that are not at a worker."""
+        trial = self.failures.trial
+        self.failures.end_trial()
+        if trial is None:
+            return []
+        queued = [suspect for suspect in self.suspects if suspect.trial is trial]
+        self.suspects = deque(suspect for suspect in self.suspects if suspect.trial is not trial)
+        return [replace(suspect, trial=None) for suspect in (*trial.take_waiting(), *queued)]
+
     def pause(self, worker: Worker) -> None:
         """Send nothing further to a worker until it is known whether it is broken."""
         if not worker.paused:
