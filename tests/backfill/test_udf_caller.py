@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from dovetail.backfill.udf import ErrorPolicy, udf
 from dovetail.backfill.udf_caller import BatchResult, CallSizer, UdfCaller
 from dovetail.engines.worker_context import Worker
-from dovetail.streaming.failure_streak import MIN_LATER_STREAK
+from dovetail.streaming.broken_worker_rule import MIN_LATER_STREAK
 from runtime.aids import Script
 
 if TYPE_CHECKING:
