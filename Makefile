@@ -67,6 +67,7 @@ bench: $(VENV)/.dev
 	@mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/placement.py --data $(DATA) --json benchmarks/results/placement.json
 	$(BIN)/python benchmarks/jobs_placement.py --data $(DATA) --json benchmarks/results/jobs_placement.json
+	$(BIN)/python benchmarks/model_affinity.py --json benchmarks/results/model_affinity.json
 	$(BIN)/python benchmarks/placement_scale.py --json benchmarks/results/placement_scale.json
 	$(BIN)/python benchmarks/plan_scale.py --nodes 128,512,1024,10000 --peers --data $(DATA) --json benchmarks/results/plan_scale.json
 	$(BIN)/python benchmarks/plan_quality.py --data $(DATA) --json benchmarks/results/plan_quality.json

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from benchmarks.benchmark_runs import run_benchmark_here
+from benchmarks.benchmark_runs import BENCHMARKS, run_benchmark, run_benchmark_here
 
-if TYPE_CHECKING:
-    from pathlib import Path
+DATA = Path(os.environ.get("DATA") or BENCHMARKS.parents[1] / "shared" / "data")
 
 POLICIES = ("fgd", "best_fit", "dot_product", "packing", "clustering", "random")
 
@@ -58,6 +58,25 @@ def test_jobs_of_a_queue_allocate_about_as_much_as_placement_by_fragmentation(
     assert results["jobs"]["alloc_130"] >= results["fgd"]["alloc_130"] - 2
     assert results["jobs"]["us_per_job"] > 0
     assert 1 <= results["jobs"]["claims_per_job"] <= 2, "a job is left to a better worker once"
+
+
+@pytest.mark.bar
+@pytest.mark.time_limit(900)
+@pytest.mark.skipif(not (DATA / "openb").is_dir(), reason="needs the openb trace: make test-long DATA=../shared/data")
+def test_the_bars_for_jobs_on_the_openb_trace_hold(tmp_path: Path) -> None:
+    results = run_benchmark("jobs_placement", tmp_path, "--data", str(DATA), "--seeds", "1")["results"]
+    assert results["jobs"]["alloc_130"] >= results["fgd"]["alloc_130"] - 0.3
+    assert results["jobs"]["us_per_job"] <= 250
+
+
+def test_a_queue_per_model_finds_more_loaded_models_than_a_choice_of_the_worker_by_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--loads", "0.1,0.4", "--jobs", "2000")
+    results = run_benchmark_here("model_affinity", tmp_path, monkeypatch, *arguments)["results"]
+    hits = {policy: [figures["hits"] for figures in by_load.values()] for policy, by_load in results.items()}
+    assert hits["any"][0] < hits["affinity"][0] < hits["queues"][0]
+    assert hits["affinity"][1] < hits["queues"][1]
 
 
 def test_placement_by_fragmentation_leaves_less_fragmentation_than_best_fit(

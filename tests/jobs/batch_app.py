@@ -67,6 +67,7 @@ def in_process(folder: str, name: list[str]) -> list[dict[str, Any]]:
     """Jobs named "kill" end their process, those named "sleep" take for ever. Each call writes a file."""
     Path(folder, f"call-{time.monotonic_ns()}").write_text(" ".join(name))
     current_job().progress(0.5, "half")
+    print(f"call for {len(name)} jobs")  # noqa: T201 - the output of the job
     if "kill" in name:
         os.kill(os.getpid(), signal.SIGKILL)
     if "sleep" in name:
@@ -75,9 +76,11 @@ def in_process(folder: str, name: list[str]) -> list[dict[str, Any]]:
 
 
 @job(batch=Batch(size=32, wait="10ms"), isolation="thread")
-def with_fixed_cost(number: list[int]) -> list[int]:
+def with_fixed_cost(number: list[int]) -> list[float]:
+    """How long the call took, in milliseconds."""
+    began = time.perf_counter()
     time.sleep(0.01)
-    return number
+    return [1000 * (time.perf_counter() - began)] * len(number)
 
 
 @job(isolation="thread")

@@ -1303,6 +1303,23 @@ class StoreContract:
         assert scene.store.wait("small", PATIENCE_S)
         assert scene.claim_ids(2, worker="small", node=ONE_GPU_NODE, delay_ms=50) == ["a"]
 
+    @pytest.mark.parametrize(
+        ("slots", "chosen"), [((1, 2, 1), "b"), ((2, 2, 2), "c"), ((2, 2, 1), "b"), ((2, 1, 1), "a")]
+    )
+    def test_of_equally_good_workers_the_least_loaded_one_gets_a_job_then_the_one_that_asked_longest_ago(
+        self, scene: StoreScene, slots: tuple[int, ...], chosen: str
+    ) -> None:
+        self.offer(scene, "large", GPU_NODE)
+        for name, count in reversed(list(zip("abc", slots, strict=True))):  # c asks first
+            self.offer(scene, name, ONE_GPU_NODE, slots=count)
+            scene.advance(SECOND)
+        scene.submit(spec("j", shape=GPU_SHAPE))
+        for name in "abc":
+            while scene.store.wait(name, 0.0):  # woken by the submission
+                pass
+        assert scene.claim_ids(2, worker="large", node=GPU_NODE, delay_ms=50) == []
+        assert [name for name in "abc" if scene.store.wait(name, 0.2)] == [chosen]
+
     def test_any_worker_takes_a_job_after_the_placement_delay(self, scene: StoreScene) -> None:
         self.offer(scene, "large", GPU_NODE)
         self.offer(scene, "small", ONE_GPU_NODE)

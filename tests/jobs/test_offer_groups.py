@@ -24,10 +24,11 @@ QUEUES = (("a",), ("b",), ("a", "b"))
 def best_of_all(
     workers: dict[str, OfferingWorker], own: str, queue: str, shape: Shape, admission: Admission
 ) -> str | None:
-    """The worker with the lowest rank below that of `own`, then the smallest id."""
+    """The worker with the lowest rank below that of `own`, then with the most free slots, then the one that has asked
+    longest ago, then the smallest id."""
     limit = placement_rank(shape, workers[own].offer.free)
     ranked = [
-        (placement_rank(shape, one.offer.free), one.id)
+        (placement_rank(shape, one.offer.free), -one.offer.slots, one.offer.offered_ms, one.id)
         for one in workers.values()
         if one.id != own
         and queue in one.queues
@@ -35,7 +36,7 @@ def best_of_all(
         and admission.take(shape, one.offer.free) is not None
     ]
     better = [item for item in ranked if item[0] < limit]
-    return min(better)[1] if better else None
+    return min(better)[-1] if better else None
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -67,6 +67,14 @@ CLASSES = st.builds(
         },
     ),
 )
+WITH_CALLS = st.builds(
+    lambda one, calls: {**one, "batch": calls},
+    CLASSES,
+    st.fixed_dictionaries(
+        {"size": st.sampled_from((1, 3, 100)), "wait": st.sampled_from((0, "1s", "1m"))},
+        optional={"time_per_job": st.just("2s")},
+    ),
+)
 
 
 def scenarios(deaths: bool) -> st.SearchStrategy[dict[str, Any]]:
@@ -86,7 +94,7 @@ def scenarios(deaths: bool) -> st.SearchStrategy[dict[str, Any]]:
         },
         KINDS,
         KINDS,
-        st.lists(CLASSES, min_size=1, max_size=4),
+        st.lists(st.one_of(CLASSES, WITH_CALLS) if deaths else CLASSES, min_size=1, max_size=4),
         dying if deaths else st.just([]),
     )
 
@@ -269,6 +277,40 @@ def test_half_of_the_attempts_fail_with_a_probability_of_one_half() -> None:
     jobs = {"flaky": {"count": 1000, "time": "1s", "failures": 0.5, "retries": 0}}
     result = dt.simulate_jobs(one_kind(jobs, resources="8cpu"), one_more=False)
     assert 440 <= result.classes["flaky"].failed <= 560
+
+
+def test_jobs_that_arrive_at_once_share_calls_of_the_given_size() -> None:
+    """32 jobs in 41 s, 32 in 41 s, and 6 that wait for others for 2 s and take 15 s."""
+    calls = {"size": 32, "wait": "2s", "time_per_job": "1s"}
+    jobs = {"infer": {"count": 70, "time": "10s", "variation": 0, "resources": ONE_CPU, "batch": calls}}
+    result = dt.simulate_jobs(one_kind(jobs), one_more=False)
+    infer = result.classes["infer"]
+    assert result.duration_s == 41 + 41 + 2 + 15
+    assert (infer.succeeded, infer.p50_s, infer.max_s) == (70, 41, 84)
+    assert (result.calls["infer"].calls, result.calls["infer"].jobs) == (3, 70)
+    assert result.to_dict()["calls"] == {"infer": {"calls": 3, "jobs": 70}}
+    assert (result.kinds[0].cpus, result.kinds[0].attempts) == (1.0, 70)
+    assert "infer: 3 calls for 70 jobs, 23.3 each" in str(result)
+
+
+def test_a_call_waits_for_jobs_at_most_for_the_wait_and_half_of_the_timeout() -> None:
+    jobs = {
+        "patient": {"arrivals": [0, 3, 9, 20], "time": "1s", "variation": 0, "batch": {"wait": "10s"}},
+        "hurried": {"arrivals": [0, 3, 9, 20], "time": "1s", "variation": 0, "batch": {"wait": "10s"}, "timeout": "8s"},
+    }
+    result = dt.simulate_jobs(one_kind(jobs, resources="8cpu"), one_more=False)
+    assert {name: (one.calls, one.jobs) for name, one in result.calls.items()} == {"patient": (2, 4), "hurried": (3, 4)}
+    assert [one.max_s for one in result.classes.values()] == [10, 4]
+
+
+def test_jobs_of_a_call_fail_alone_and_are_retried_alone() -> None:
+    common = {"count": 4, "time": "1s", "batch": {"size": 4}, "retries": {"error": 1, "timeout": 1, "backoff": 1}}
+    jobs = {"broken": {**common, "failures": 1.0}, "slow": {**common, "timeout": "500ms", "variation": 0}}
+    simulation, result = simulate(one_kind(jobs, resources="8cpu"))
+    assert [one.failed for one in result.classes.values()] == [4, 4]
+    assert [(one.calls, one.jobs) for one in result.calls.values()] == [(5, 8), (5, 8)]
+    outcomes = Counter(one.outcome for record in records(simulation) for one in record.attempts)
+    assert outcomes == {Outcome.ERROR: 8, Outcome.TIMEOUT: 8}
 
 
 def test_one_more_worker_is_simulated_for_each_kind() -> None:

@@ -579,6 +579,23 @@ def test_an_error_of_the_store_ends_the_worker_with_that_error(store: ScriptedSt
     assert worker.get_status()["state"] == "ended"
 
 
+def test_an_error_beside_a_worker_that_has_ended_with_one_names_it(store: ScriptedStore) -> None:
+    def broken(_: Exchange) -> Reply:
+        raise EngineError(Problem("DT661", "a bug", fixes=("report it",)))
+
+    store.exchange = broken  # type: ignore[method-assign, assignment]
+
+    def wait_for_a_result() -> None:
+        with make_worker(Queue(store), worker_id="w1") as worker:
+            worker.wait(60)
+            raise TimeoutError("no result")
+
+    with pytest.raises(TimeoutError) as error:
+        wait_for_a_result()
+    [note] = error.value.__notes__
+    assert note.startswith("the worker w1 had ended with EngineError(")
+
+
 # --- several workers
 
 

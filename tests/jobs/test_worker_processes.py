@@ -14,6 +14,7 @@ from dovetail.errors import JobError
 from dovetail.jobs.job import JobSpec, JobState, Outcome
 from dovetail.jobs.job_id import new_job_id
 from dovetail.jobs.job_logs import JobLogs
+from dovetail.jobs.payload_files import log_name
 from dovetail.resources.resources import Resources
 from jobs.worker_aids import (
     is_running,
@@ -187,17 +188,17 @@ def test_output_has_a_limit_that_keeps_begin_and_end(tmp_path: Path) -> None:
 
 def test_an_empty_file_is_used_again_unless_a_process_may_write_to_it(tmp_path: Path) -> None:
     logs = JobLogs(None, tmp_path)
-    silent = logs.open("silent", 1)
+    silent = logs.open([log_name("silent", 1)])
     inode = os.fstat(silent.fd).st_ino
     logs.close(silent, has_writers=False)
-    loud = logs.open("loud", 1)
+    loud = logs.open([log_name("loud", 1)])
     assert os.fstat(loud.fd).st_ino == inode
     os.write(loud.fd, b"text\n")
     logs.close(loud, has_writers=False)
-    left_open = logs.open("left", 1)
+    left_open = logs.open([log_name("left", 1)])
     writer = os.dup(left_open.fd)
     logs.close(left_open)
-    later = logs.open("later", 1)
+    later = logs.open([log_name("later", 1)])
     os.write(writer, b"of another job\n")
     os.write(later.fd, b"its own\n")
     logs.close(later, has_writers=False)

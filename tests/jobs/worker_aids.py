@@ -37,6 +37,8 @@ def running_worker(queue: Any, **options: Any) -> Iterator[Worker]:
         yield worker.start()
     finally:
         worker.stop_now()
+        if worker.error is not None:  # what waited for the worker has failed without the reason
+            raise worker.error
 
 
 def memory_queue() -> Queue:

@@ -16,7 +16,9 @@ room, should rather run:
   CPUs per GPU of the worker. Then the one with the least idle GPU, so that whole GPUs stay free on others for large
   jobs, and then with the fewest free CPUs. A job that needs neither CPUs nor GPUs has no preference among them.
 
-Of equal workers the one that claims takes the job. A worker that passes over a job wakes the better one, and asks again
+Of equal workers the one that claims takes the job. Of several better ones of the same rank, the one with the most free
+slots gets it (the least loaded), then the one that has claimed longest ago (they take turns), then the smallest id. A
+worker that passes over a job wakes the better one, and asks again
 after the placement delay. From then on, any worker takes the job: no job waits longer than that for a better worker.
 """
 
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from dovetail.jobs.offer_groups import turn_of
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.store import PLAIN_QUEUE
 from dovetail.resources.free_resources import WHOLE_CARD_MILLI
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
     from dovetail.jobs.admission import Admission
     from dovetail.jobs.job import JobRecord
-    from dovetail.jobs.offer_groups import OfferGroups
+    from dovetail.jobs.offer_groups import OfferGroups, Turn
     from dovetail.jobs.store import QueueSettings
     from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.shape import Shape
@@ -193,13 +196,15 @@ class OtherWorkers:
         """`worker`: the one that claims."""
         self._groups = groups
         self._own = worker
-        self._left: dict[str, tuple[tuple[str, ...], int, FreeResources]] = {}
-        """Queues, remaining slots and free resources of workers to which this claim has left jobs."""
+        self._left: dict[str, tuple[tuple[str, ...], int, int, FreeResources]] = {}
+        """Queues, remaining slots, time of the latest claim and free resources of workers to which this claim has left
+        jobs."""
         self._admission = admission
 
     def best_before(self, rank: PlacementRank, queue: str, shape: Shape) -> str | None:
-        """The worker with the lowest rank, then the smallest id, for a job that fits it; None: none is below `rank`."""
-        found: str | None = None
+        """The worker with the lowest rank, then the first `Turn`, for a job that fits it; None: none is below
+        `rank`."""
+        found: Turn | None = None
         card_milli, cpu_milli, needed_milli = shape.gpu_milli, shape.cpu_milli, shape.cards * shape.gpu_milli
         for idle_milli, free_cpu_milli, _, group in self._groups.with_idle(needed_milli, cpu_milli):
             if idle_milli > rank[1] and rank[0] <= -needed_milli:
@@ -212,22 +217,22 @@ class OtherWorkers:
             other = state.rank(shape)
             if other > rank or (other == rank and found is None):
                 continue
-            worker = group.first_but(self._own, self._left)
-            is_better = worker is not None and (other < rank or found is None or worker < found)
+            turn = group.first_but(self._own, self._left)
+            is_better = turn is not None and (other < rank or found is None or turn < found)
             if is_better and self._admission.take(shape, group.free) is not None:
-                rank, found = other, worker
-        for worker, (queues, slots, free) in self._left.items():
+                rank, found = other, turn
+        for worker, (queues, slots, offered_ms, free) in self._left.items():
             if slots > 0 and queue in queues:
-                other = placement_rank(shape, free)
-                is_better = other < rank or (other == rank and found is not None and worker < found)
+                other, turn = placement_rank(shape, free), turn_of(worker, slots, offered_ms)
+                is_better = other < rank or (other == rank and found is not None and turn < found)
                 if is_better and self._admission.take(shape, free) is not None:
-                    rank, found = other, worker
-        return found
+                    rank, found = other, turn
+        return None if found is None else found[2]
 
     def leave(self, worker: str, shape: Shape) -> None:
         """Subtract a job that is left to a worker from that worker's offer."""
         if worker not in self._left:
             _, queues, offer = self._groups.worker(worker)
-            self._left[worker] = queues, offer.slots, offer.free
-        queues, slots, free = self._left[worker]
-        self._left[worker] = queues, slots - 1, self._admission.take(shape, free) or free
+            self._left[worker] = queues, offer.slots, offer.offered_ms, offer.free
+        queues, slots, offered_ms, free = self._left[worker]
+        self._left[worker] = queues, slots - 1, offered_ms, self._admission.take(shape, free) or free

@@ -1,5 +1,8 @@
 """Output of jobs that run in processes: one file per attempt and rank, among the files of the queue.
 
+The jobs of a batch share one file, which has a name for each of them (hard links): each job shows the output of the
+call, also after the others were removed.
+
 If the queue keeps its files in a folder, the process writes there. Files behind a URL are uploaded when the attempt has
 ended. For a queue without files, the output stays in a folder of the worker's machine, limited in size and age.
 """
@@ -19,7 +22,7 @@ from dovetail.observe.run_folder import home_folder
 from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dovetail.jobs.payload_files import PayloadFiles
 
@@ -35,22 +38,38 @@ def default_log_folder() -> Path:
 
 
 class JobLog:
-    """The file of one attempt. It gets its name when something has been written."""
+    """The file of one attempt, or of the call for a batch. It gets its names when something has been written."""
 
-    __slots__ = ("fd", "is_named", "name")
+    __slots__ = ("fd", "names", "unpublished")
 
-    def __init__(self, fd: int, name: str, *, is_named: bool) -> None:
+    def __init__(self, fd: int, names: Sequence[str], unpublished: Sequence[str]) -> None:
         self.fd = fd
-        self.name = name
-        self.is_named = is_named
+        self.names = names
+        """One per job."""
+        self.unpublished = unpublished
+        """Names that the file does not have yet."""
 
-    def publish(self, path: Path) -> None:
-        """Give the file its name."""
-        if not self.is_named:
+    def publish(self, files: LocalFiles) -> None:
+        """Give the file its names."""
+        for name in self.unpublished:
+            path = files.path_of(name)
             make_private_folder(path.parent)
-            # follows the link in /proc only if a folder is given, which has no meaning for an absolute path
-            os.link(f"/proc/self/fd/{self.fd}", path, src_dir_fd=self.fd, follow_symlinks=True)
-            self.is_named = True
+            try:
+                # follows the link in /proc only if a folder is given, which has no meaning for an absolute path
+                os.link(f"/proc/self/fd/{self.fd}", path, src_dir_fd=self.fd, follow_symlinks=True)
+            except FileExistsError:
+                continue  # of an attempt with the same number, which did not count
+            except OSError:
+                if name == self.names[0]:
+                    raise
+                files.put(name, self.reference())  # a file system without hard links
+        self.unpublished = ()
+
+    def reference(self) -> bytes:
+        """The content of the other names if they cannot be names of this file."""
+        _, job_id, file = self.names[0].split("/")
+        command = f"dovetail jobs logs {job_id} --attempt {file.partition('.')[0]}"
+        return f"[dovetail: one call for {len(self.names)} jobs; its output: {command}]\n".encode()
 
 
 class JobLogs:
@@ -76,45 +95,51 @@ class JobLogs:
     def folder(self) -> str:
         return self._local.location
 
-    def open(self, job_id: str, attempt: int, rank: int = 0) -> JobLog:
-        """A file to append to; /dev/null if the folder cannot be written."""
-        name = log_name(job_id, attempt, rank)
+    def open(self, names: Sequence[str]) -> JobLog:
+        """A file to append to; /dev/null if the folder cannot be written. `names`: of the logs of its jobs."""
         if self._unused:
-            return JobLog(self._unused.pop(), name, is_named=False)
+            return JobLog(self._unused.pop(), names, names)
         try:
             if not self._has_folder:
                 make_private_folder(self._local.location)
                 self._has_folder = True
             try:
                 flags = os.O_TMPFILE | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
-                return JobLog(os.open(self._local.location, flags, FILE_MODE), name, is_named=False)
+                return JobLog(os.open(self._local.location, flags, FILE_MODE), names, names)
             except OSError:  # a file system without files that have no name
-                path = self._local.path_of(name)
+                path = self._local.path_of(names[0])
                 make_private_folder(path.parent)
-                return JobLog(open_private(path, os.O_RDWR | os.O_APPEND), name, is_named=True)
+                return JobLog(open_private(path, os.O_RDWR | os.O_APPEND), names, names[1:])
         except OSError:
-            return JobLog(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), name, is_named=True)
+            return JobLog(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), names, ())
 
     def check(self, log: JobLog) -> None:
         """Make new output visible, and shorten a file that is too large."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(DovetailError, OSError):
             if os.fstat(log.fd).st_size:
-                log.publish(self._local.path_of(log.name))
+                log.publish(self._local)
                 _shorten(log.fd, self._limit_bytes)
 
     def close(self, log: JobLog, *, has_writers: bool = True) -> None:
         """Close the file after the end of the attempt. `has_writers`: a process may still have the file open."""
         size = os.fstat(log.fd).st_size
-        if not (size or log.is_named or has_writers):
+        if not (size or has_writers) and log.unpublished == log.names:
             self._unused.append(log.fd)
             return
         try:
             self.check(log)
             if self._remote is not None and size:
                 with contextlib.suppress(DovetailError, OSError):  # the result is recorded even if this fails
-                    self._remote.put(log.name, os.pread(log.fd, 2 * self._limit_bytes, 0))
+                    self._upload(log, self._remote)
         finally:
             os.close(log.fd)
+
+    def _upload(self, log: JobLog, remote: PayloadFiles) -> None:
+        """Copy the output, for each job if that is not too much."""
+        output = os.pread(log.fd, 2 * self._limit_bytes, 0)
+        is_small = len(output) * len(log.names) <= self._limit_bytes
+        for name in log.names:
+            remote.put(name, output if is_small or name == log.names[0] else log.reference())
 
     def close_unused(self) -> None:
         while self._unused:
@@ -147,7 +172,7 @@ class JobLogs:
         for path in Path(self._local.location).glob("*/*/*.log"):
             with contextlib.suppress(OSError):
                 found = path.stat()
-                yield found.st_mtime, found.st_size, path
+                yield found.st_mtime, found.st_size // found.st_nlink, path
 
 
 def _shorten(fd: int, limit_bytes: int) -> None:

@@ -18,25 +18,34 @@ if TYPE_CHECKING:
     from dovetail.resources.free_resources import FreeResources
 
 
+Turn = tuple[int, int, str]
+"""Order of equally good workers: minus the free slots, the time of the latest claim, the id. So the least loaded worker
+is first, and of several the one that has asked longest ago, so that they take turns."""
+
+
+def turn_of(worker: str, slots: int, offered_ms: int) -> Turn:
+    return -slots, offered_ms, worker
+
+
 class OfferGroup:
     """Workers that serve the same queues and have the same free resources, and a slot."""
 
-    __slots__ = ("free", "ids", "number", "placement", "queues")
+    __slots__ = ("free", "number", "placement", "queues", "turns")
 
     def __init__(self, number: int, queues: tuple[str, ...], free: FreeResources) -> None:
         self.number = number
         self.queues = queues
         self.free = free
-        self.ids: list[str] = []
+        self.turns: list[Turn] = []
         """Sorted."""
         self.placement: PlacementState | None = None
         """Kept by `claim_policy`."""
 
-    def first_but(self, worker: str, others: Container[str]) -> str | None:
-        """The smallest id, leaving out this worker and others."""
-        for name in self.ids:
-            if name != worker and name not in others:
-                return name
+    def first_but(self, worker: str, others: Container[str]) -> Turn | None:
+        """The first worker, leaving out this one and others."""
+        for turn in self.turns:
+            if turn[2] != worker and turn[2] not in others:
+                return turn
         return None
 
 
@@ -75,7 +84,11 @@ class OfferGroups:
         if before is None or before.offer.offered_ms + before.offer.lease_ms != until_ms:
             heappush(self._times, (until_ms, worker.id))
         had, has = before is not None and before.offer.slots > 0, offer.slots > 0
+        turn = turn_of(worker.id, offer.slots, offer.offered_ms)
         if before is not None and had and has and before.queues == worker.queues and before.offer.free is offer.free:
+            turns = self._groups[worker.queues, offer.free].turns
+            del turns[bisect_left(turns, _turn(before))]
+            insort(turns, turn)
             return
         if before is not None and had:
             self._leave_group(before)
@@ -86,7 +99,7 @@ class OfferGroups:
                 self._numbers += 1
                 group = self._groups[key] = OfferGroup(self._numbers, *key)
                 insort(self._ordered, _ordered(group))
-            insort(group.ids, worker.id)
+            insort(group.turns, turn)
 
     def remove(self, worker: str) -> None:
         found = self._workers.pop(worker, None)
@@ -104,10 +117,14 @@ class OfferGroups:
     def _leave_group(self, worker: OfferingWorker) -> None:
         key = worker.queues, worker.offer.free
         group = self._groups[key]
-        del group.ids[bisect_left(group.ids, worker.id)]
-        if not group.ids:
+        del group.turns[bisect_left(group.turns, _turn(worker))]
+        if not group.turns:
             del self._groups[key]
             del self._ordered[bisect_left(self._ordered, _ordered(group))]
+
+
+def _turn(worker: OfferingWorker) -> Turn:
+    return turn_of(worker.id, worker.offer.slots, worker.offer.offered_ms)
 
 
 def _ordered(group: OfferGroup) -> OrderedGroup:

@@ -21,12 +21,20 @@ from itertools import islice
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from dovetail.jobs.batch import mark_of, marked_shape, unmarked_shape
 from dovetail.jobs.job import NO_RESOURCES, JobSpec, JobState, Outcome
 from dovetail.jobs.placement_problem import placement_problem
 from dovetail.jobs.simulated.simulated_worker import Machine, SimulatedWorker
 from dovetail.jobs.simulated.simulation_fields import worker_names
 from dovetail.jobs.simulated.simulation_file import parse_scenario, read_scenario
-from dovetail.jobs.simulated.simulation_report import JobSimulation, QueueLength, SimulatedJob, Usage, make_report
+from dovetail.jobs.simulated.simulation_report import (
+    CallCount,
+    JobSimulation,
+    QueueLength,
+    SimulatedJob,
+    Usage,
+    make_report,
+)
 from dovetail.jobs.store import Completion
 from dovetail.jobs.stores.memory_store import MemoryStore
 from dovetail.resources.fit import Fit
@@ -35,7 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from dovetail.jobs.simulated.simulation_fields import JobClass
+    from dovetail.jobs.simulated.simulated_worker import SimulatedBatch
+    from dovetail.jobs.simulated.simulation_fields import JobCalls, JobClass
     from dovetail.jobs.simulated.simulation_file import ParsedScenario, Samples
     from dovetail.jobs.store import ClaimedJob
     from dovetail.resources.shape import Shape
@@ -119,6 +128,8 @@ class Simulation:
         self._unsure: dict[str, None] = {}
         """Jobs that the store will change in the next claim of any worker: due retries and expired leases."""
         self._completing: dict[int, None] = {}
+        self._collecting: dict[ReadyKey, set[int]] = {}
+        """Positions of workers of which a batch may collect such jobs."""
         self._is_refused = False
         """Whether the store gave nothing to a worker on which a ready job fits."""
         self._retry_ms: int | None = None
@@ -126,6 +137,7 @@ class Simulation:
         self._asks_at_ms: int | None = None
         self.lengths = {one.queue: QueueLength(START_MS) for one in scenario.jobs.values()}
         self.usage: dict[str, Usage] = {}
+        self.calls = {name: CallCount() for name, one in scenario.jobs.items() if one.batch is not None}
 
     def run(self) -> JobSimulation:
         for kind, one in self.scenario.workers.items():
@@ -147,10 +159,9 @@ class Simulation:
         if not self._is_over():
             self.now_ms = self.end_ms
         self._finish()
+        counted = self.lengths, self.usage, self.calls
         span_ms = START_MS, self.now_ms
-        return make_report(
-            self._name, self.scenario, self.jobs.values(), self.lengths, self.usage, span_ms, self._misfits()
-        )
+        return make_report(self._name, self.scenario, self.jobs.values(), *counted, span_ms, self._misfits())
 
     def _is_over(self) -> bool:
         return not self._arriving and not self._unfinished and not self._specs
@@ -231,7 +242,7 @@ class Simulation:
                 function=f"simulated:{name}",
                 queue=one.queue,
                 priority=one.priority_number,
-                shape=one.shape,
+                shape=one.shape if one.batch is None else marked_shape(one.shape, mark_of(name, None, {})),
                 retries=one.job_retries,
                 timeout_ms=one.timeout_ms,
             )
@@ -313,6 +324,7 @@ class Simulation:
             if (queue, shape) in self._ready:
                 fitting = self._fitting.setdefault(shape, FittingWorkers(self._fit(shape)))
                 waiting |= fitting.positions(self.workers, self._changes) & self._serving[queue]
+                waiting |= self._collecting_now((queue, shape))
         for position in sorted(waiting, key=self._turn):
             keys = [key for key in keys if key in self._ready]
             if not keys:
@@ -320,12 +332,23 @@ class Simulation:
             if self._can_claim(self.workers[position], keys):
                 self._exchange(self.workers[position], keys)
 
+    def _collecting_now(self, key: ReadyKey) -> set[int]:
+        """Workers of which a batch collects such jobs."""
+        found = {one for one in self._collecting.get(key, ()) if self.workers[one].has_room(key)}
+        if key in self._collecting:
+            self._collecting[key] = found
+        return found
+
     def _turn(self, position: int) -> int:
         """Order of workers that ask at the same time: random, and independent of which others ask."""
         return crc32(f"{self._seed} {self.now_ms} {self.workers[position].name}".encode())
 
     def _can_claim(self, worker: SimulatedWorker, keys: Iterable[ReadyKey]) -> bool:
-        """Whether the worker has a free slot, and a ready job of these queues and shapes fits on it."""
+        """Whether the worker has a free slot, and a ready job of these queues and shapes fits on it; or such a job can
+        join one of its batches."""
+        keys = list(keys)
+        if any(key in self._ready and worker.has_room(key) for key in keys):
+            return True
         if worker.capacity.free_slots() <= 0:
             return False
         free = worker.capacity.free()
@@ -338,6 +361,7 @@ class Simulation:
 
     def _fit(self, shape: Shape) -> Fit | None:
         """The cached `Fit` of a shape; None for jobs without resources, which fit everywhere."""
+        shape = unmarked_shape(shape)
         found = self._fits.get(shape)
         if found is None and shape != NO_RESOURCES:
             found = self._fits[shape] = Fit(shape)
@@ -362,7 +386,8 @@ class Simulation:
             self._on_completed(request.completions)
             for claimed in reply.claimed:
                 self._start_job(worker, claimed)
-            if not reply.claimed or len(reply.claimed) < request.claim.slots or worker.capacity.free_slots() <= 0:
+            may_claim_more = len(reply.claimed) >= request.claim.slots and worker.capacity.free_slots() > 0
+            if not worker.has_new_batch and not (reply.claimed and may_claim_more):
                 break
         if self._can_claim(worker, keys):
             self._is_refused = True
@@ -382,6 +407,10 @@ class Simulation:
         job_id = claimed.spec.id
         self._unsure.pop(job_id, None)
         self._remove_ready(job_id, (claimed.spec.queue, claimed.shape))
+        calls = self.scenario.jobs[self.jobs[job_id].name].batch
+        if calls is not None:
+            self._start_in_batch(worker, claimed, calls)
+            return
         self.jobs[job_id].start(self.now_ms)
         running = worker.start(claimed, self.now_ms)
         self._changes.append(worker.position)
@@ -413,6 +442,60 @@ class Simulation:
         self.usage[worker.kind].count(ended.seat, self.now_ms - ended.started_ms)
         self._changes.append(worker.position)
         self._completing[worker.position] = None
+
+    # --- batches
+
+    def _start_in_batch(self, worker: SimulatedWorker, claimed: ClaimedJob, calls: JobCalls) -> None:
+        batch = worker.start_in_batch(claimed, calls.size, calls.wait_ms, self.now_ms)
+        self._changes.append(worker.position)
+        if batch.room is None:
+            self._call(worker, batch)
+        else:
+            self._collecting.setdefault(batch.key, set()).add(worker.position)
+            self._at(batch.flush_at_ms, partial(self._call_if_due, worker, batch))
+
+    def _call_if_due(self, worker: SimulatedWorker, batch: SimulatedBatch) -> None:
+        if worker.is_alive and batch.called_ms is None and batch.flush_at_ms <= self.now_ms:
+            self._call(worker, batch)
+
+    def _call(self, worker: SimulatedWorker, batch: SimulatedBatch) -> None:
+        """Call the function for the jobs of a batch."""
+        worker.call(batch, self.now_ms)
+        specs = [item.job.spec for item in batch.items]
+        first = self.jobs[specs[0].id]
+        for spec in specs:
+            self.jobs[spec.id].start(self.now_ms)
+        calls = self.scenario.jobs[first.name].batch
+        assert calls is not None
+        took_ms = first.time_ms + calls.more_ms(len(specs))
+        left_ms = [item.started_ms + ms for item in batch.items if (ms := item.job.spec.timeout_ms) is not None]
+        limit_ms = max(1, min(left_ms) - self.now_ms) if left_ms else took_ms
+        is_late = took_ms > limit_ms
+        completions = [self._ending_in_call(item.job, is_late=is_late) for item in batch.items]
+        self._at(self.now_ms + min(took_ms, limit_ms), partial(self._end_call, worker, batch, completions))
+
+    def _ending_in_call(self, claimed: ClaimedJob, *, is_late: bool) -> Completion:
+        """Outcome of a job of a call. One that fails does so alone, when the call returns."""
+        spec, lease = claimed.spec, claimed.lease
+        source = self._source(f"attempt {spec.id} {lease.token}")
+        fails, jitter = source.random() < self.scenario.jobs[self.jobs[spec.id].name].failures, source.random()
+        if not is_late and not fails:
+            return Completion(spec.id, lease.token, Outcome.SUCCEEDED)
+        outcome = Outcome.TIMEOUT if is_late else Outcome.ERROR
+        return Completion(spec.id, lease.token, outcome, jitter=jitter, error="simulated")
+
+    def _end_call(self, worker: SimulatedWorker, batch: SimulatedBatch, completions: Sequence[Completion]) -> None:
+        if not worker.is_alive:
+            return
+        for completion in completions:
+            worker.end(completion)
+        self._count_batch(worker, batch)
+        self.calls[self.jobs[batch.items[0].job.spec.id].name].count(len(batch.items))
+        self._changes.append(worker.position)
+        self._completing[worker.position] = None
+
+    def _count_batch(self, worker: SimulatedWorker, batch: SimulatedBatch) -> None:
+        self.usage[worker.kind].count(batch.seat, self.now_ms - batch.started_ms, len(batch.items))
 
     # --- workers
 
@@ -461,8 +544,13 @@ class Simulation:
 
     def _count_end(self, worker: SimulatedWorker) -> None:
         self.usage[worker.kind].count_worker(self.now_ms - worker.started_ms)
+        batches = {id(running.batch): running.batch for running in worker.running.values()}
+        for batch in batches.values():
+            if batch is not None:
+                self._count_batch(worker, batch)
         for running in worker.running.values():
-            self.usage[worker.kind].count(running.seat, self.now_ms - running.started_ms)
+            if running.batch is None:
+                self.usage[worker.kind].count(running.seat, self.now_ms - running.started_ms)
 
 
 def _do_nothing() -> None:

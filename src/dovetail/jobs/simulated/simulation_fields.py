@@ -25,7 +25,9 @@ from dovetail.documents.fields import (
     whole,
 )
 from dovetail.errors import ClusterError, Problem, did_you_mean
+from dovetail.jobs.batch import Batch
 from dovetail.jobs.submit_options import (
+    BATCH,
     DELAY,
     JOB_OPTIONS,
     to_ms,
@@ -154,6 +156,23 @@ class WorkerKind:
 
 
 @dataclass(frozen=True, slots=True)
+class JobCalls:
+    """How jobs share calls, as written."""
+
+    size: int = Batch().size
+    wait: float | str = Batch().wait
+    time_per_job: float | str = 0
+
+    @property
+    def wait_ms(self) -> int:
+        return round(1000 * time_s(self.wait))
+
+    def more_ms(self, jobs: int) -> int:
+        """What a call for several jobs takes more than one for a single job."""
+        return round(1000 * time_s(self.time_per_job) * (jobs - 1))
+
+
+@dataclass(frozen=True, slots=True)
 class JobClass:
     """Jobs that arrive and run in the same way, as written."""
 
@@ -172,9 +191,11 @@ class JobClass:
     timeout: float | str | None = None
     retries: int | Mapping[str, Any] | None = None
     failures: float = 0.0
+    batch: JobCalls | None = None
 
     @property
     def shape(self) -> Shape:
+        """What a job needs; with `batch`, what a call needs."""
         return to_shape(self.resources)
 
     @property
@@ -279,7 +300,9 @@ EXAMPLE_KIND = {"count": 2, "resources": "8cpu, 32GB"}
 EXAMPLE_CLASS = {"rate": "30/m", "time": "20s", "resources": {"cpus": 1}}
 EXAMPLE_FILE = {"workers": {"cpu": EXAMPLE_KIND}, "jobs": {"prepare": EXAMPLE_CLASS}}
 EXAMPLE_DEATH = {"worker": "cpu-1", "at": "20m", "back": "5m"}
+EXAMPLE_CALLS = {"size": 32, "wait": "10ms", "time_per_job": "1ms"}
 _OF_JOBS = JOB_OPTIONS.by_name
+_OF_BATCHES = BATCH.by_name
 WORKER_KIND = record_of(
     WorkerKind,
     "Workers",
@@ -289,6 +312,16 @@ WORKER_KIND = record_of(
         Field("count", whole(1, WORKERS_LIMIT), "Number of workers."),
         Field("queues", QUEUES, "Queues that they serve."),
         Field("slots", SLOTS, "Jobs at once per worker; auto: by what jobs declare."),
+    ),
+)
+JOB_CALLS = record_of(
+    JobCalls,
+    "Calls",
+    "Jobs of a class that share calls, as with `@dt.job(batch=...)`: `resources` and a slot are taken once per call.",
+    (
+        Field("size", _OF_BATCHES["size"].type, _OF_BATCHES["size"].description),
+        Field("wait", _OF_BATCHES["wait"].type, _OF_BATCHES["wait"].description),
+        Field("time_per_job", DELAY, "Additional time of a call for each job after the first."),
     ),
 )
 JOB_CLASS = record_of(
@@ -312,7 +345,7 @@ JOB_CLASS = record_of(
         ),
         Field("start", DELAY, "Start of the arrivals."),
         Field("end", DURATION, "End of the arrivals; that of the simulation if left out."),
-        Field("time", DURATION, "Mean time that a job takes."),
+        Field("time", DURATION, "Mean time that a job takes; with `batch`, that a call for one job takes."),
         Field("variation", number(0.0, 5.0), "Sigma of the lognormal distribution of `time`; 0: constant."),
         Field("times", TIMES, "Measured times, of which each job takes a random one; instead of `time`."),
         Field("resources", RESOURCES_VALUE, _OF_JOBS["resources"].description),
@@ -321,6 +354,11 @@ JOB_CLASS = record_of(
         Field("timeout", DURATION, "Time limit of one attempt; an attempt that takes longer is ended and retried."),
         Field("retries", _OF_JOBS["retries"].type, _OF_JOBS["retries"].description),
         Field("failures", number(0.0, 1.0, example=0.05), "Probability that an attempt ends with an error."),
+        Field(
+            "batch",
+            replace(record_type(JOB_CALLS, EXAMPLE_CALLS), text="[calls](#calls)"),
+            "One call for several jobs.",
+        ),
     ),
 )
 WORKER_DEATH = record_of(
@@ -360,7 +398,7 @@ SCENARIO = record_of(
         ),
     ),
 )
-FILE_RECORDS = (SCENARIO, WORKER_KIND, JOB_CLASS, WORKER_DEATH)
+FILE_RECORDS = (SCENARIO, WORKER_KIND, JOB_CLASS, JOB_CALLS, WORKER_DEATH)
 
 
 def schema() -> Schema:

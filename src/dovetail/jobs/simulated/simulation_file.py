@@ -23,6 +23,7 @@ from dovetail.jobs.simulated.simulation_fields import (
     EXAMPLE_FILE,
     JOBS_LIMIT,
     SCENARIO,
+    JobCalls,
     JobClass,
     JobScenario,
     WorkerDeath,
@@ -107,6 +108,8 @@ class _SimulationFileReader(FileReader):
 
     def _class_values(self, name: str, one: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(one)
+        if found.get("batch") is not None:
+            found["batch"] = JobCalls(**found["batch"])
         if isinstance(found.get("resources"), Mapping):
             found["resources"] = self.resources(("jobs", name, "resources"), found["resources"], f"jobs {name}")
         return found

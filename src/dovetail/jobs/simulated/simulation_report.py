@@ -74,9 +74,9 @@ class Usage:
         self.alive_ms = 0
         """Of the workers."""
 
-    def count(self, seat: Seat | None, took_ms: int) -> None:
-        """Add an attempt."""
-        self.attempts += 1
+    def count(self, seat: Seat | None, took_ms: int, attempts: int = 1) -> None:
+        """Add an attempt, or the attempts that share a call."""
+        self.attempts += attempts
         if seat is None or not self.plain_slots_only:
             self.used_slots += took_ms
         if seat is not None:
@@ -86,6 +86,19 @@ class Usage:
 
     def count_worker(self, alive_ms: int) -> None:
         self.alive_ms += alive_ms
+
+
+class CallCount:
+    """Calls of one class of jobs with batches."""
+
+    __slots__ = ("calls", "jobs")
+
+    def __init__(self) -> None:
+        self.calls = self.jobs = 0
+
+    def count(self, jobs: int) -> None:
+        self.calls += 1
+        self.jobs += jobs
 
 
 class QueueLength:
@@ -174,6 +187,15 @@ class QueueFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class CallFigures:
+    """Calls for several jobs that have ended."""
+
+    calls: int
+    jobs: int
+    """Attempts in them."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobSimulation:
     """Result of a simulated queue of jobs; `str()` is the report."""
 
@@ -187,6 +209,8 @@ class JobSimulation:
     queues: tuple[QueueFigures, ...]
     misfits: tuple[str, ...]
     """Classes of jobs that no worker can run, with the reason."""
+    calls: Mapping[str, CallFigures] = field(default_factory=dict)
+    """Class of jobs with batches -> its calls."""
     one_more: Mapping[str, JobSimulation] = field(default_factory=dict)
     """Kind of workers -> the same with one more worker of it."""
 
@@ -204,6 +228,8 @@ class JobSimulation:
             "queues": [_plain(one) for one in self.queues],
             "misfits": list(self.misfits),
         }
+        if self.calls:
+            found["calls"] = {name: _plain(one) for name, one in self.calls.items()}
         if self.one_more:
             found["one_more"] = {kind: one.to_dict() for kind, one in self.one_more.items()}
         return found
@@ -212,7 +238,7 @@ class JobSimulation:
         return "\n".join(_report_lines(self))
 
 
-def _plain(one: WaitingTimes | KindFigures | QueueFigures) -> dict[str, Any]:
+def _plain(one: WaitingTimes | KindFigures | QueueFigures | CallFigures) -> dict[str, Any]:
     return {item.name: _listed(getattr(one, item.name)) for item in fields(one)}
 
 
@@ -226,6 +252,7 @@ def make_report(
     jobs: Iterable[SimulatedJob],
     lengths: Mapping[str, QueueLength],
     usage: Mapping[str, Usage],
+    calls: Mapping[str, CallCount],
     span_ms: tuple[int, int],
     misfits: Sequence[str],
 ) -> JobSimulation:
@@ -247,6 +274,7 @@ def make_report(
         kinds=tuple(_kind_figures(kind, one, usage[kind]) for kind, one in scenario.workers.items()),
         queues=tuple(length.figures(queue, end_ms) for queue, length in sorted(lengths.items())),
         misfits=tuple(misfits),
+        calls={one: CallFigures(count.calls, count.jobs) for one, count in calls.items()},
     )
 
 
@@ -300,6 +328,10 @@ def _report_lines(result: JobSimulation) -> Iterator[str]:
     )
     if attempts > jobs.jobs:
         yield f"  {format_number(attempts)} attempts"
+    for name, one in result.calls.items():
+        mean = f", {one.jobs / one.calls:.1f} each" if one.calls else ""
+        calls = f"{format_number(one.calls)} calls for {format_number(one.jobs)} jobs{mean}"
+        yield cut_text(f"  {cut_text(name, NAME_WIDTH)}: {calls}", DEFAULT_WIDTH)
     for misfit in result.misfits:
         yield from textwrap.wrap(f"warning: {misfit}", DEFAULT_WIDTH, subsequent_indent="  ")
     yield ""

@@ -123,6 +123,8 @@ class AsyncRunner:
         except asyncio.CancelledError as error:
             # if the worker did not stop it, its own code cancelled it
             completion = attempt.stopped() if attempt.is_stopping() else attempt.completion(failure_ending(error))
+        except BaseException as error:  # without an end, its lease would be renewed without end
+            completion = attempt.completion(failure_ending(error))
         finally:
             if timer is not None:
                 timer.cancel()

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 DEADLINE_SHARE = 0.5
 """Part of its timeout after which a job waits for no others."""
 
+EARLY_SHARE = 0.5
+"""Part of its wait by which a call is made early at most."""
+
 
 class JobBatch:
     """Jobs that one call is made for. Thread: loop, except `call`."""
@@ -54,7 +57,10 @@ class JobBatch:
         "was_asked",
     )
 
-    def __init__(self, declared: Batch, queue: str, shape: Shape, isolation: str, seat: Seat | None) -> None:
+    def __init__(
+        self, declared: Batch, queue: str, shape: Shape, isolation: str, seat: Seat | None, claimed: float
+    ) -> None:
+        """`claimed`: monotonic time at which its first job was claimed, at the latest."""
         self.declared = declared
         self.queue = queue
         self.shape = shape
@@ -63,7 +69,7 @@ class JobBatch:
         self.seat = seat
         self.items: list[RunningAttempt] = []
         self.payload_bytes = 0
-        self.flush_at = time.monotonic() + declared.wait_s
+        self.flush_at = claimed + declared.wait_s
         self.was_asked = False
         """Whether the store was asked for more jobs."""
         self.call: BatchAttempt | None = None
@@ -75,6 +81,10 @@ class JobBatch:
         self.payload_bytes += len(attempt.spec.payload)
         if attempt.timeout_s is not None:
             self.flush_at = min(self.flush_at, attempt.started + DEADLINE_SHARE * attempt.timeout_s)
+
+    def due_at(self, early_s: float) -> float:
+        """When the call is to be made: up to `early_s`, and half of the wait, before `flush_at`."""
+        return self.flush_at - min(early_s, EARLY_SHARE * self.declared.wait_s)
 
     @property
     def room(self) -> BatchRoom | None:
@@ -111,6 +121,10 @@ class BatchAttempt(RunningAttempt):
     @property
     def first_spec(self) -> JobSpec:
         return self.items[0].spec
+
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        return tuple(name for item in self.items for name in item.log_names)
 
     def report(self, fraction: float | None, message: str | None) -> None:
         for item in self.items:
@@ -184,11 +198,11 @@ class JobBatches:
         """Whether the store was not asked yet for jobs of some batch."""
         return any(not batch.was_asked for batch in self._open)
 
-    def seconds_left(self) -> float | None:
-        """Until the next call is due; None: no batch collects."""
+    def seconds_left(self, early_s: float) -> float | None:
+        """Until the next call is due; None: no batch collects. `early_s`: as for `flush_due`."""
         if not self._open:
             return None
-        return max(0.0, min(batch.flush_at for batch in self._open) - time.monotonic())
+        return max(0.0, min(batch.due_at(early_s) for batch in self._open) - time.monotonic())
 
     def find(self, job: ClaimedJob, isolation: str) -> JobBatch | None:
         """The batch that a claimed job can join."""
@@ -208,11 +222,12 @@ class JobBatches:
         if is_alone or batch.room is None:
             self._flush(batch)
 
-    def flush_due(self) -> None:
-        """Make the calls that are due, and end jobs that were cancelled meanwhile."""
+    def flush_due(self, early_s: float) -> None:
+        """Make the calls that are due, and end jobs that were cancelled meanwhile. `early_s`: duration of an exchange:
+        a call is made that much early, because an exchange that begins now would end too late to make it."""
         now = time.monotonic()
         for batch in list(self._open):
-            if batch.flush_at <= now and batch.was_asked:
+            if batch.due_at(early_s) <= now and batch.was_asked:
                 self._flush(batch)
             else:
                 self._keep(batch, [item for item in batch.items if not item.is_stopping()])

@@ -310,7 +310,7 @@ class ProcessRunner:
         ours.setblocking(False)
         self._numbers += 1
         number = self._numbers
-        log = self._logs.open(attempt.spec.id, attempt.attempt, attempt.key.rank)
+        log = self._logs.open(attempt.log_names)
         process = JobProcess(number, attempt, server, Channel(ours), log, environment)
         if attempt.isolation == WARM_PROCESS:
             process.host = self._models.add_host(_ProcessHost(process, self._post))
@@ -347,7 +347,7 @@ class ProcessRunner:
     def _run_again(self, process: JobProcess, attempt: RunningAttempt) -> None:
         """Run an attempt in an idle warm process."""
         process.attempt = attempt
-        process.log = self._logs.open(attempt.spec.id, attempt.attempt)
+        process.log = self._logs.open(attempt.log_names)
         process.runs += 1
         process.is_idle = process.polls_cancelled = False
         process.peak_bytes = 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dovetail.engines.local.worker_environment import rendezvous_variables
 from dovetail.jobs.job import Outcome
+from dovetail.jobs.payload_files import log_name
 from dovetail.jobs.state_machine import PREEMPTED
 from dovetail.jobs.store import Completion
 from dovetail.jobs.workers.retry_memory import next_shape
@@ -143,6 +144,11 @@ class RunningAttempt:
     def first_spec(self) -> JobSpec:
         """Its job; of a call for several jobs, the first one."""
         return self.spec
+
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        """Names of the file with its output: one per job."""
+        return (log_name(self.spec.id, self.attempt, self.key.rank),)
 
     def report(self, fraction: float | None, message: str | None) -> None:
         """Progress of the job. Sent with the next renewal. Thread: any."""

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from dovetail.jobs.workers.current_job import CurrentJob
-from dovetail.jobs.workers.job_call import JobStopped, call_job
+from dovetail.jobs.workers.job_call import call_job
 from dovetail.jobs.workers.job_ending import failure_ending
 
 if TYPE_CHECKING:
@@ -89,10 +89,12 @@ class ThreadRunner:
                     partial(self._models_of, attempt.seat),
                 )
                 try:
-                    ending = call_job(attempt.function, spec.payload, spec.encoding, codec, job)
-                except JobStopped as error:  # raised by the function itself
+                    try:
+                        ending = call_job(attempt.function, spec.payload, spec.encoding, codec, job)
+                    finally:
+                        job.release_models()
+                except BaseException as error:  # without an end, its lease would be renewed without end
                     ending = failure_ending(error)
-                job.release_models()
                 completion = attempt.completion(ending, (clock() - began) // 1_000_000)
             with self._lock:
                 self._ended += 1

@@ -238,6 +238,8 @@ class Worker:
             self.stop()
         else:
             self.stop_now()
+            if error is not None and self.error is not None:
+                error.add_note(f"the worker {self.id} had ended with {self.error!r}")
 
     def _main(self) -> None:
         try:

@@ -49,6 +49,8 @@ ID_IN_USE = "DT625"
 FIRST_RETRY_S, MAX_RETRY_S = 0.05, 2.0
 """Delays between attempts to reach the store."""
 MIN_WAIT_S = 0.005
+SLOWER_WEIGHT, FASTER_WEIGHT = 0.5, 0.05
+"""Weights of the latest exchange in the expected duration of the next one."""
 START_FAILED_PAUSE_S = 1.0
 """Pause of claims after a process could not be started."""
 KILL_MARGIN_S = 1.0
@@ -114,6 +116,11 @@ class WorkerLoop:
         self._rendezvous = RendezvousPort(lambda: options.rendezvous_host or store.local_host())
         self._has_preemptible = False
         """Whether a preemptible attempt may be running."""
+        self._asked_at = 0.0
+        """Monotonic time at which the latest exchange was sent: the wait of a batch includes the claim of its first
+        job."""
+        self._exchange_s = 0.0
+        """What an exchange takes, rather too long: it follows slow ones fast and fast ones slowly."""
         self._was_woken = False
         """Whether the store has ended a wait while attempts run: the reason may be a cancellation, which a renewal
         finds."""
@@ -211,7 +218,7 @@ class WorkerLoop:
         draining = self.state is WorkerState.DRAINING
         if draining:
             self._drain()
-        self._batches.flush_due()
+        self._batches.flush_due(self._exchange_s)
         completions = table.take_completions()
         renewals: tuple[Renewal, ...] = ()
         if self._was_woken and self._renewal.early_in_s() <= 0:
@@ -227,6 +234,7 @@ class WorkerLoop:
         rooms = () if draining else self._batches.rooms
         claim = Claim(slots, free, options.queues, delay_ms, preemptible, ends_in_ms, address, rooms)
         request = Exchange(self._worker, completions, renewals, claim, options.lease_ms)
+        self._asked_at = time.monotonic()
         try:
             reply = self._store.exchange(request)
         except StoreUnavailableError as error:
@@ -236,11 +244,17 @@ class WorkerLoop:
             self._on_store_away(error)
             return None
         self._on_store_reached()
+        self._note_exchange()
         self._on_reply(reply, completions)
         if renewals or reply.preempted:
             self._renewal.apply(reply)
+        self._batches.flush_due(self._exchange_s)
         may_claim_more = may_claim and len(reply.claimed) >= slots and self._capacity.free_slots() > 0
         return None if may_claim_more or self._batches.has_new else reply
+
+    def _note_exchange(self) -> None:
+        more_s = time.monotonic() - self._asked_at - self._exchange_s
+        self._exchange_s += more_s * (SLOWER_WEIGHT if more_s > 0 else FASTER_WEIGHT)
 
     def _on_reply(self, reply: Reply, completions: Sequence[Completion]) -> None:
         if completions:
@@ -279,7 +293,7 @@ class WorkerLoop:
             timeout_s = min(timeout_s, self._seconds_to_end())
         if self._was_woken:
             timeout_s = min(timeout_s, max(MIN_WAIT_S, self._renewal.early_in_s()))
-        flush_in_s = self._batches.seconds_left()
+        flush_in_s = self._batches.seconds_left(self._exchange_s)
         if flush_in_s is not None:
             timeout_s = min(timeout_s, flush_in_s)
         if self._claims_paused_until:
@@ -340,7 +354,7 @@ class WorkerLoop:
                 self._capacity.make_room(shape)
                 self._give_back(job)
                 return
-            batch = JobBatch(declared, job.spec.queue, job.shape, isolation, seat)
+            batch = JobBatch(declared, job.spec.queue, job.shape, isolation, seat, self._asked_at)
         attempt = RunningAttempt(job, None, function, isolation, timeout_s)
         self._table.running[attempt.key] = attempt
         self._batches.add(batch, attempt)

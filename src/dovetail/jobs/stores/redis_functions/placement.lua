@@ -34,7 +34,9 @@ local function offer_of(text)
   local found = parsed_offers[text]
   if found then return found end
   local offered_ms, lease_ms, slots, free, ends_ms = cmsgpack.unpack(text)
-  found = { live_until_ms = offered_ms + lease_ms, slots = slots, free = fit.free(free), ends_ms = ends_ms }
+  found = {
+    offered_ms = offered_ms, live_until_ms = offered_ms + lease_ms, slots = slots, free = fit.free(free), ends_ms = ends_ms,
+  }
   if offers_cached >= CONSTANTS.free_vectors_cached then
     parsed_offers, offers_cached = {}, 0
   end
@@ -94,11 +96,18 @@ end
 
 function placement.serves(state, worker, queue) return readers_of(state, queue)[worker] end
 
--- The worker with the lowest rank, then the smallest id, for a job that fits it, with its slots and free resources; nil:
--- none is below this worker's.
+-- Whether a worker is before another one of the same rank: `Turn` of `offer_groups.py`.
+local function has_turn_before(slots, offered_ms, worker, other_slots, other_ms, other)
+  if slots ~= other_slots then return slots > other_slots end
+  if offered_ms ~= other_ms then return offered_ms < other_ms end
+  return order.is_smaller(worker, other)
+end
+
+-- The worker with the lowest rank, then the first in turn, for a job that fits it, with its slots and free resources;
+-- nil: none is below this worker's.
 local function best_before(state, free, queue, shape)
   local idle, cpus = rank_of(shape, free)
-  local found, found_slots, found_free
+  local found, found_slots, found_free, found_ms
   local others, slots_left, free_left = placement.others(state), state.slots, state.free
   for position = 1, #others, 2 do
     local other, offer = others[position], others[position + 1]
@@ -108,10 +117,11 @@ local function best_before(state, free, queue, shape)
       local other_idle, other_cpus = rank_of(shape, other_free)
       local is_better = is_lower(other_idle, other_cpus, idle, cpus)
       if not is_better and found and other_idle == idle and other_cpus == cpus then
-        is_better = order.is_smaller(other, found)
+        is_better = has_turn_before(other_slots, offer.offered_ms, other, found_slots, found_ms, found)
       end
       if is_better and readers_of(state, queue)[other] and fit.fits(shape, other_free) then
         idle, cpus, found, found_slots, found_free = other_idle, other_cpus, other, other_slots, other_free
+        found_ms = offer.offered_ms
       end
     end
   end
