@@ -70,7 +70,7 @@ class Worker:
       or a specification such as "8cpu, 32GB", is used as it is.
     - `isolation`: that of jobs that set none and need none (`isolation.isolation_of`).
     - `grace`: time for running jobs when the worker stops. `kill_grace`: from SIGTERM to SIGKILL of a job.
-    - `placement_delay`: time for which a job is left to a better worker (`claim_policy`); 0: not at all.
+    - `placement_delay`: time for which a job is left to a better worker (`worker_choice`); 0: not at all.
     - `rendezvous_host`: address of this machine at which other workers reach rank 0 of a gang; by default that of the
       route to Redis, else 127.0.0.1.
     - `recycle_jobs`, `recycle_bytes`: end the worker (`is_recycled`) after this many jobs in its own process, or above
