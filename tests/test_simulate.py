@@ -11,7 +11,7 @@ from dovetail.engines.simulated.world import LoseNode, ScriptedEvent, world_from
 from dovetail.observe.history import RunHistory
 from dovetail.observe.replay import controller_from_record, replay
 from dovetail.observe.summary import summarize_run
-from dovetail.scheduling.demand import Profile
+from dovetail.scheduling.stage_rates import Profile
 from stage_functions import same
 
 if TYPE_CHECKING:

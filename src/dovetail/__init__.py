@@ -69,13 +69,13 @@ if TYPE_CHECKING:
     from dovetail.runtime.service import Service, serve
     from dovetail.runtime.simulation import Simulation, simulate
     from dovetail.runtime.stage_profiles import load_profiles
-    from dovetail.scheduling.demand import Profile
     from dovetail.scheduling.diagnose.feasibility import WorkerRequest, find_fit_problems
     from dovetail.scheduling.fragmentation import Workload
     from dovetail.scheduling.improvements import Improvement, find_improvements
     from dovetail.scheduling.placement import FragmentationScore, Placer
     from dovetail.scheduling.plan import Plan
     from dovetail.scheduling.planner import plan
+    from dovetail.scheduling.stage_rates import Profile
 
 __version__ = "0.1.0"
 
@@ -127,7 +127,7 @@ _MODULE_BY_NAME = {
     "Plan": "scheduling.plan",
     "Pool": "actors.role",
     "Problem": "errors",
-    "Profile": "scheduling.demand",
+    "Profile": "scheduling.stage_rates",
     "Queue": "jobs.queue",
     "Recipe": "recipes.recipe",
     "RequestFuture": "data.request_queue",

@@ -17,13 +17,12 @@ from dovetail.backfill.checkpoints import (
     Part,
     covering_parts,
     finished_file_name,
-    first_suspect,
-    narrowest_attempt,
     parse_file_names,
     parts_to_merge,
     split_range,
     uncovered_ranges,
 )
+from dovetail.backfill.fatal_rows import first_suspect, narrowest_attempt
 
 MOST = 60
 numbers = st.integers(0, MOST)

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from dovetail.backfill.udf import ErrorPolicy, udf
 from dovetail.backfill.udf_caller import BatchResult, CallSizer, UdfCaller
 from dovetail.engines.worker_context import Worker
-from dovetail.streaming.failure_streak import MIN_LATER_STREAK
+from dovetail.streaming.broken_worker_rule import MIN_LATER_STREAK
 from runtime.aids import Script
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ FOREVER = math.inf
 @pytest.fixture(autouse=True)
 def _no_watchdog_ends_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause of the machine while a call is interrupted is no call that does not come back."""
-    monkeypatch.setattr("dovetail.control.timeouts.MIN_INTERRUPTION_GRACE_S", 600.0)
+    monkeypatch.setattr("dovetail.control.interruption_grace.MIN_INTERRUPTION_GRACE_S", 600.0)
 
 
 def clocked(monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:

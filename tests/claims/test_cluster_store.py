@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import dovetail as dt
 from claims.memory_rows import MemoryRows
 from claims.test_fair_share import L40S, cards_of, cpus_of, owner
-from dovetail.claims.cluster_store import ClusterClaimStore, ClusterView, UsageDebouncer, place_foreign_usage
-from dovetail.claims.quota import capped_cards, even_cap, packed_cap, round_amounts_to_cards, round_seats_to_cards
+from dovetail.claims.cluster_store import ClusterClaimStore, ClusterView
+from dovetail.claims.foreign_usage import UsageDebouncer, place_foreign_usage
+from dovetail.claims.share_cap import capped_cards, even_cap, packed_cap, round_amounts_to_cards, round_seats_to_cards
 from dovetail.claims.store import ClaimRequest, Grant, Wait
 from dovetail.claims.updater import LimitTracker
 from dovetail.claims.wait import WaitReport

@@ -12,7 +12,7 @@ from dovetail.cli.jobs_metrics import QueueSource
 from dovetail.jobs.metrics import metrics_text
 from dovetail.jobs.store import StoreUnavailableError, WorkerInfo
 from dovetail.jobs.stores.memory_store import MemoryStore
-from dovetail.jobs.workers.worker_status import readiness_problem
+from dovetail.jobs.workers.readiness import readiness_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from command import run_command
-from dovetail.cli.worker import StatusLine, WorkerSignals, status_text
+from dovetail.cli.signals import WorkerSignals
+from dovetail.cli.worker import StatusLine, status_text
 from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:

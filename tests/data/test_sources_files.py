@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from data.aids import check_seeks, opened, plain, rows_of
-from dovetail.data.readers import cursor as cursors
-from dovetail.data.readers import path_list
+from dovetail.data.readers import fingerprint, path_list
 from dovetail.data.sources import SourceSpec, as_source_spec, source, source_changes
 from dovetail.errors import ConfigError
 
@@ -141,7 +140,7 @@ def test_what_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         f"{tmp_path / 'c.jsonl'} was written to or replaced (same size, another time)",
     ]
     assert source_changes({"kind": "csv"}, {"kind": "jsonl"}) == ["the source was csv and is jsonl now"]
-    monkeypatch.setattr(cursors, "MAX_FILES_LISTED", 2)
+    monkeypatch.setattr(fingerprint, "MAX_FILES_LISTED", 2)
     many = opened(tmp_path).fingerprint()
     (tmp_path / "e.jsonl").write_text("1")
     assert source_changes(many, opened(tmp_path).fingerprint()) == [

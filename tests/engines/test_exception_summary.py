@@ -12,9 +12,9 @@ from dovetail.engines.exception_summary import (
     MAX_DETAIL_CHARS,
     MAX_LINE_CHARS,
     MAX_MESSAGE_DETAIL_CHARS,
-    classify_memory_error,
     summarize_exception,
 )
+from dovetail.engines.out_of_memory import classify_memory_error
 from dovetail.engines.unit_executor import make_executor
 from dovetail.engines.worker_context import Worker
 from dovetail.pipeline.stage import Stage

@@ -13,7 +13,7 @@ from dovetail.control.events import LossCause, WorkerLost, WorkerReady
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit, oom_counters
 from dovetail.engines.local.memory_watch import VICTIM_EXIT_S, MemoryWatch, choose_victim
-from dovetail.engines.local.process_setup import total_memory_bytes
+from dovetail.engines.payload_memory import total_memory_bytes
 from dovetail.machine.cgroups import physical_bytes
 from dovetail.machine.host_usage import MemoryMeter, MemoryUsage
 from dovetail.resources.seat import Seat

@@ -17,22 +17,20 @@ from dovetail.control.commands import HostedObject, StartWorker
 from dovetail.control.events import FailRun, NodeLeft
 from dovetail.engines.local.code_pickle import PickledWorks
 from dovetail.engines.local.worker_spec import DriverContext
-from dovetail.engines.ray import agent_link, agent_pool
+from dovetail.engines.ray import agent_link, agent_pool, failure_detection
 from dovetail.engines.ray.agent import Outbox
-from dovetail.engines.ray.agent_link import (
-    SHUTDOWN_FIX,
-    SHUTDOWN_MESSAGE,
-    SILENT_HEAD_MESSAGE,
-    AgentLink,
-    AgentListener,
-    ClusterWatcher,
-    HeadWatchdog,
-    RayLost,
-    RestartAgent,
-)
+from dovetail.engines.ray.agent_link import AgentLink, AgentListener, RestartAgent
 from dovetail.engines.ray.agent_pool import IDLE_THREAD_NAME, AgentPool, IdleAgents, RayRunContext, restart_delay_s
 from dovetail.engines.ray.discovery import NoNodesError, build_cluster
 from dovetail.engines.ray.engine import RayEngine
+from dovetail.engines.ray.failure_detection import (
+    SHUTDOWN_FIX,
+    SHUTDOWN_MESSAGE,
+    SILENT_HEAD_MESSAGE,
+    ClusterWatcher,
+    HeadWatchdog,
+    RayLost,
+)
 from dovetail.engines.ray.message_handlers import MAX_FAILED_STARTS, NO_WORKER_MESSAGE
 from dovetail.engines.ray.node_loss import DEAD_NODE
 from dovetail.engines.ray.protocol import AgentHello, SizedOp, dovetail_version
@@ -257,7 +255,7 @@ def test_a_long_silence_of_the_head_is_reported_once_and_a_short_one_is_not() ->
 
 
 def test_the_cluster_watcher_reports_a_silent_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_link, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(failure_detection, "HEAD_TIMEOUT_S", 0.2)
     monkeypatch.setattr(agent_link, "HEARTBEAT_S", 0.02)
     heard: SimpleQueue[Any] = SimpleQueue()
     head = HeadWatchdog()
@@ -299,7 +297,7 @@ def test_the_run_fails_when_all_nodes_are_lost_after_their_agents_died(tmp_path:
 
 
 def test_the_cluster_is_discovered_again_only_when_nodes_join_or_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_link, "NODE_POLL_S", 0.01)
+    monkeypatch.setattr(failure_detection, "NODE_POLL_S", 0.01)
     heard: SimpleQueue[Any] = SimpleQueue()
     rows = [row("aa")]
     looks: list[int] = []

@@ -410,7 +410,7 @@ if __name__ == "__main__":
 def test_a_driver_stopped_for_longer_than_the_silence_timeout_loses_no_node(
     ray_cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    from dovetail.engines.ray.agent_link import SILENCE_TIMEOUT_S
+    from dovetail.engines.ray.failure_detection import SILENCE_TIMEOUT_S
 
     with driver(ray_cluster, tmp_path, SLEEPS) as script:
         script.says("FIRST")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.engines.ray.transfers import OBJECT_STORE_DIVISOR, TransferQueue
+from dovetail.engines.ray.transfers import TRANSFER_STORE_DIVISOR, TransferQueue
 
 MB = 2**20
 STORE = 80 * MB
@@ -48,7 +48,7 @@ def test_transfers_up_to_the_store_limit_start_and_the_rest_follow() -> None:
     transfers, a, b = TransferQueue({"a": STORE, "b": STORE}), FakeLink("a"), FakeLink("b")
     for key in range(1, 9):
         request(transfers, a, b, key)
-    at_once = STORE // OBJECT_STORE_DIVISOR // (10 * MB)
+    at_once = STORE // TRANSFER_STORE_DIVISOR // (10 * MB)
     assert a.gave == [[key] for key in range(1, at_once + 1)]
     for key in range(1, 9):
         transfers.on_ended(b, key)  # type: ignore[arg-type]

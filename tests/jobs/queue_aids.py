@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import dovetail as dt
+from dovetail.jobs.application import Application
 from dovetail.jobs.job import Outcome
-from dovetail.jobs.job_function import Application
 from dovetail.jobs.payload_codec import decode_call, encode_result
 from dovetail.jobs.schedule import fire_schedule
 from dovetail.jobs.store import Claim, Completion, Exchange, WorkerInfo

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dovetail as dt
+from dovetail.jobs.application import Application
 from dovetail.jobs.job import JobSpec, JobState
-from dovetail.jobs.job_function import Application, JobFunction
+from dovetail.jobs.job_function import JobFunction
 from dovetail.jobs.payload_codec import PayloadCodec
 from dovetail.jobs.store import JobFilter, StoreUnavailableError
 from dovetail.jobs.stores.memory_store import MemoryStore

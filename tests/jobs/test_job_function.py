@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.jobs.job_function import SCRIPT_MODULE_PREFIX, Application, reference_of
+from dovetail.jobs.application import Application
+from dovetail.jobs.job_function import SCRIPT_MODULE_PREFIX, reference_of
 from dovetail.jobs.workers.current_job import running_job
 from jobs import queue_functions
 from jobs.queue_functions import add, square, train

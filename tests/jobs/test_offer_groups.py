@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.jobs.admission import Admission
-from dovetail.jobs.claim_policy import OtherWorkers, placement_rank
 from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.offer_groups import OfferGroups
 from dovetail.jobs.store import Offer, OfferingWorker
+from dovetail.jobs.worker_choice import OtherWorkers, placement_rank
 from jobs.claim_scenes import random_free, random_shape
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dovetail as dt
 from dovetail.jobs.job import NO_RESOURCES
-from dovetail.jobs.placement_problem import live_workers, placement_problem
+from dovetail.jobs.placement_problem import placement_problem
 from dovetail.jobs.store import WorkerInfo
+from dovetail.jobs.worker_liveness import live_workers
 
 CPU = WorkerInfo("cpu-1", ("default",), 4, {"resources": "(8cpu, 32GB)"}, heartbeat_ms=100_000)
 GPU = WorkerInfo("gpu-1", ("default", "gpu"), 4, {"resources": "(16cpu, 64GB, 2xA100:40GB)"}, heartbeat_ms=30_000)

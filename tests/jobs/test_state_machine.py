@@ -9,7 +9,8 @@ import pytest
 from dovetail.jobs import state_machine
 from dovetail.jobs.job import FINISHED, REQUEUEABLE, JobRecord, JobSpec, JobState, Outcome, Retries
 from dovetail.jobs.job_id import JobIds, new_job_id
-from dovetail.jobs.ordering import backoff_ms, order_key
+from dovetail.jobs.ordering import order_key
+from dovetail.jobs.retry_backoff import backoff_ms
 from dovetail.jobs.store import Completion
 
 SPEC = JobSpec("a", "jobs_app:work")

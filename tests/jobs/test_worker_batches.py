@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.errors import ConfigError, JobError
+from dovetail.jobs.application import Application
 from dovetail.jobs.batch import Batch, is_marked, mark_of, marked_shape, unmarked_shape
 from dovetail.jobs.job import NO_RESOURCES, JobSpec, JobState, Lease, Outcome, Retries
-from dovetail.jobs.job_function import Application, job
+from dovetail.jobs.job_function import job
 from dovetail.jobs.job_handle import Job
 from dovetail.jobs.job_logs import JobLogs
 from dovetail.jobs.payload_files import log_name, open_files

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.errors import ConfigError
+from dovetail.jobs.application import Application
 from dovetail.jobs.job import NO_RESOURCES, JobSpec
-from dovetail.jobs.job_function import Application
 from dovetail.jobs.workers.isolation import isolation_of
 from dovetail.jobs.workers.worker_capacity import WorkerCapacity, auto_slots, node_amounts
 from dovetail.jobs.workers.worker_options import chosen_cards, worker_node, worker_options

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.jobs.job_function import Application
+from dovetail.jobs.application import Application
 from dovetail.jobs.queue import Queue
 from dovetail.jobs.workers.worker import Worker
 from jobs.worker_app import APP

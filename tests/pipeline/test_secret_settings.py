@@ -1,4 +1,4 @@
-"""Which overrides are shown without their value."""
+"""Which settings are shown without their value, or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.pipeline.overrides import parse_overrides
-from dovetail.pipeline.secret_settings import mask_override
+from dovetail.pipeline.secret_settings import is_secret_storage_option, mask_override
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,19 @@ def test_errors_about_an_override_do_not_show_its_secret(text: str) -> None:
         parse_overrides(text, {"stages": [{"name": "caption"}]})
     assert "s3cret" not in str(caught.value)
     assert "env.TOKEN=***" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("aws_secret_access_key", True),
+        ("aws_session_token", True),
+        ("azure_storage_sas_token", True),
+        ("google_application_credentials", True),
+        ("sse_customer_key", True),
+        ("aws_region", False),
+        ("endpoint", False),
+    ],
+)
+def test_storage_options_that_may_be_secrets_are_recognised(name: str, is_secret: bool) -> None:
+    assert is_secret_storage_option(name) is is_secret

@@ -16,7 +16,7 @@ import dovetail as dt
 from dovetail.control.commands import RunBatches
 from dovetail.control.events import BatchesDone, BatchesReturned, LossCause, WorkerLost
 from dovetail.errors import Change
-from dovetail.observe.profiles import ProfileKey, StageMeasurement, profiles_folder
+from dovetail.observe.profile_store import ProfileKey, StageMeasurement, profiles_folder
 from dovetail.pipeline.units import rate_of_unit
 from dovetail.runtime import run_spec as jobs
 from dovetail.runtime.inputs import open_input

@@ -10,8 +10,8 @@ import pytest
 import dovetail as dt
 from dovetail.errors import AddNodes, Change
 from dovetail.pipeline.option_renderer import OptionRenderer
-from dovetail.scheduling.demand import Profile
 from dovetail.scheduling.improvements import find_improvements
+from dovetail.scheduling.stage_rates import Profile
 from stage_functions import same
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import dovetail as dt
-from dovetail.scheduling.demand import Profile
 from dovetail.scheduling.plan_report import rates_in_other_modes, rates_with_one_more
+from dovetail.scheduling.stage_rates import Profile
 from stage_functions import same
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dovetail as dt
-from dovetail.scheduling.replan.snapshot import ReplanRules, Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
+from dovetail.scheduling.replan.cost_benefit import ReplanRules, rules_above_noise
+from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
 from dovetail.scheduling.replan.steps import replan
-from dovetail.streaming.replanner import rules_above_noise
 from scheduling.replans import carried_out, counted, planned, shape
 
 if TYPE_CHECKING:

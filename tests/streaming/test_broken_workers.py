@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Kills, Raises
-from dovetail.streaming.failure_streak import is_suspicious
+from dovetail.streaming.broken_worker_rule import is_suspicious
 from dovetail.streaming.health import MAX_BROKEN_BACKOFF_S, MAX_BROKEN_IN_A_ROW
 from dovetail.streaming.settings import StreamOptions
 from streaming.harness import Rig, numbers, simulate_stages, stage

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dovetail.actors.actor_plan import PlannedProcess
-from dovetail.scheduling.demand import ASSUMED
 from dovetail.scheduling.plan import Plan, UnitPlan
+from dovetail.scheduling.stage_rates import ASSUMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

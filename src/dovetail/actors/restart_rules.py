@@ -1,4 +1,4 @@
-"""Rules for the restarts of a process: policy, limit within a window, and backoff. Pure."""
+"""Rules for the restarts of a process: policy, limit within a window, backoff, and the wait for a silent node. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 MAX_BACKOFF_S, MAX_BACKOFF_FACTOR = 2.0, 6
 """The wait before a restart stops doubling at the larger of these two; `limit` ends a series of restarts."""
+NODE_RETURN_S = 15.0
+"""Time in which processes are restarted on a node whose agent was lost only if no other node has room: the node may be
+lost, too."""
+ROOM_RETRY_S = 1.0
+"""Interval of attempts to place a process whose node is lost."""
 
 
 class RestartRules(NamedTuple):

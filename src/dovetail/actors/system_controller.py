@@ -21,7 +21,7 @@ from dovetail.actors.instance_directory import (
 from dovetail.actors.live_placement import LivePlacement
 from dovetail.actors.placement import PlacedBundle
 from dovetail.actors.process_state import ProcessState
-from dovetail.actors.restart_rules import RestartRules
+from dovetail.actors.restart_rules import NODE_RETURN_S, ROOM_RETRY_S, RestartRules
 from dovetail.actors.scale_signal import SignalMeasured
 from dovetail.actors.start_order import start_levels
 from dovetail.control.commands import Note, StartWorker, StopWorker
@@ -51,12 +51,6 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.resources.cluster import Cluster
     from dovetail.resources.seat import Seats
-
-RETURN_S = 15.0
-"""Time in which processes are restarted on a node whose agent was lost only if no other node has room: the node may be
-lost, too."""
-ROOM_RETRY_S = 1.0
-"""Interval of attempts to place a process whose node is lost."""
 
 
 class SystemPhase(Enum):
@@ -200,7 +194,7 @@ class ActorController:
                 self._returning.pop(event.node.name, None)
                 self._placement.on_node_joined(event.node)
             case NodeLeft() if event.returns:
-                self._returning[event.node] = now + RETURN_S
+                self._returning[event.node] = now + NODE_RETURN_S
             case NodeLeft():
                 self._placement.on_node_left(event.node)
             case CapacityReserved():

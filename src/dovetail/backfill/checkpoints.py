@@ -165,25 +165,6 @@ def split_range(start: int, stop: int, pieces: int, least: int) -> list[tuple[in
     return list(pairwise(edges))
 
 
-def narrowest_attempt(tried: Sequence[AttemptMark], start: int, stop: int) -> tuple[int, int, int] | None:
-    """The smallest attempted range within [start, stop), and the number of attempts; None if there is none."""
-    inside = [item for item in tried if max(start, item.start) < min(stop, item.stop)]
-    if not inside:
-        return None
-    least = min(inside, key=lambda item: (item.stop - item.start, item.start))
-    times = max(item.time for item in inside if (item.start, item.stop) == (least.start, least.stop))
-    return max(start, least.start), min(stop, least.stop), times
-
-
-def first_suspect(tried: Sequence[AttemptMark], start: int, stop: int) -> tuple[int, int, int] | None:
-    """The narrowest attempt within [start, stop), unless there are others before it."""
-    found = narrowest_attempt(tried, start, stop)
-    if found is None or found[0] == start:
-        return found
-    before = [item for item in tried if item.start >= start and item.stop <= found[0]]
-    return first_suspect(before, start, found[0]) or found
-
-
 CARRIED_OVER = "before"
 """Infix of error files about rows that failed earlier and that this backfill does not compute."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.streaming.failure_streak import is_suspicious, may_replace
+from dovetail.streaming.broken_worker_rule import is_suspicious, may_replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

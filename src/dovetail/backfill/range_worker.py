@@ -4,7 +4,7 @@ workers.
 A task ends when its rows are done, or when its time budget or buffer is used up; its results are then saved as a part
 beside the table, and the rest of the range becomes another task. A worker that dies leaves a mark of the rows it had
 started. The next worker that gets the task computes those rows in smaller and smaller steps, until the row that kills
-workers is isolated.
+workers is isolated (`fatal_rows`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from dovetail.backfill.checkpoints import (
     PartMissingError,
     covering_parts,
     finished_file_name,
-    first_suspect,
     merge_kept_values,
     slice_batches,
     uncovered_ranges,
 )
+from dovetail.backfill.fatal_rows import fatal_row, next_step
 from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.row_reader import RowReader, RowWindow
 from dovetail.backfill.target import data_file_name, files_hash
 from dovetail.backfill.task import (
     COMPUTED_COLUMN,
-    WORKER_DIED,
     FailedRow,
     FillJob,
     PhaseTimes,
@@ -52,13 +51,9 @@ if TYPE_CHECKING:
     from dovetail.backfill.udf_caller import BatchResult
     from dovetail.engines.worker_context import Worker
 
-BISECTION_STEPS = 16
-"""Number of steps in which rows of a dead worker are computed again."""
 RETRY_PAUSE_S = 0.5
 """Pause after an error outside of the function, which may be temporary."""
 MAX_TRACEBACK_CHARS = 4_000
-MIN_DEATHS_TO_BLAME = 2
-"""A single row is blamed after this many deaths: one worker may have been killed for another reason."""
 
 
 @dataclass(slots=True)
@@ -297,19 +292,14 @@ class RangeWorker:
             return self._compute_around(task, start, hung[0], self._timed_out_row(task, hung[0]), until, times)
         broken = [item for item in found.broken if item.run == self.job.run]
         mine += [AttemptMark(item.start, item.stop, item.run, 0) for item in broken]
-        suspect = first_suspect(mine, start, stop)
-        if suspect is None:
+        step = next_step(mine, start, stop)
+        if step is None:
             return None
         watch = self.caller.watch
         watch.replaced_before = max([watch.replaced_before, *(item.replaced for item in broken if item.stop > start)])
-        first, last, deaths = suspect
-        if last - first == 1 and deaths >= MIN_DEATHS_TO_BLAME:
-            return self._compute_around(task, start, first, _fatal_row(task, first), until, times)
-        if first > start:
-            return self._compute_in_steps(task, start, first, first - start, until, times)
-        step = max(1, (last - first) // BISECTION_STEPS)
-        alone = last - first == 1
-        return self._compute_in_steps(task, first, last, step, until, times, deaths + 1 if alone else 1)
+        if step.is_fatal:
+            return self._compute_around(task, start, step.start, fatal_row(task, step.start), until, times)
+        return self._compute_in_steps(task, step.start, step.stop, step.rows, until, times, step.attempt)
 
     def _compute_in_steps(
         self, task: RangeTask, start: int, stop: int, step: int, until: float, times: PhaseTimes, time_number: int = 1
@@ -423,13 +413,6 @@ class RangeWorker:
 def _is_partial_range(task: RangeTask) -> bool:
     """Whether the range is not the whole fragment: other workers may have computed the rest."""
     return task.stop - task.start < task.rows
-
-
-def _fatal_row(task: RangeTask, row: int) -> FailedRow:
-    message = (
-        f"its worker died {MIN_DEATHS_TO_BLAME} times on this row alone (crash in native code, kill, out of memory)"
-    )
-    return FailedRow(task.fragment, row, WORKER_DIED, message)
 
 
 class _Timer:

@@ -9,7 +9,7 @@ from dovetail.backfill.range_worker import RangeWorker, WorkerBrokenError
 from dovetail.backfill.task import FillJob, OutputColumn
 from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS
 from dovetail.errors import UNSET, Call, Change, InfeasibleError, Subject
-from dovetail.observe.profiles import StageMeasurement, write_profiles
+from dovetail.observe.profile_store import StageMeasurement, write_profiles
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_fields import NAME, similar_name

@@ -98,11 +98,11 @@ def with_color_first(args: list[str]) -> list[str]:
 COMMANDS = {
     "actors": ("dovetail.cli.actors", "Run systems of long-lived actors."),
     "backfill": ("dovetail.cli.backfill", "Fill columns of a Lance table with functions."),
-    "cancel": ("dovetail.cli.runs", "Stop a run immediately."),
+    "cancel": ("dovetail.cli.cancel", "Stop a run immediately."),
     "cluster": ("dovetail.cli.cluster", "Show nodes, GPUs and codecs, and how many workers fit."),
     "completion": ("dovetail.cli.completion", "Print a shell completion script."),
     "demo": ("dovetail.cli.demo", "Run a sample pipeline here, and plan one for a cluster."),
-    "drain": ("dovetail.cli.runs", "Stop reading input, finish the work in flight, then exit."),
+    "drain": ("dovetail.cli.cancel", "Stop reading input, finish the work in flight, then exit."),
     "errors": ("dovetail.cli.errors", "Show the failed items of a run, grouped by error."),
     "explain": ("dovetail.cli.explain", "Explain worker counts, placement and bottlenecks of a plan."),
     "export": ("dovetail.cli.export", "Write files that deploy the job queue with Compose or Kubernetes."),
@@ -124,7 +124,7 @@ COMMANDS = {
     "serve": ("dovetail.cli.serve", "Answer HTTP requests with a pipeline."),
     "simulate": ("dovetail.cli.simulate", "Simulate a pipeline, recipe, actors or jobs in virtual time."),
     "status": ("dovetail.cli.status", "Show the progress or result of a run."),
-    "trace": ("dovetail.cli.runs", "Export the timeline of a run for Perfetto."),
+    "trace": ("dovetail.cli.trace", "Export the timeline of a run for Perfetto."),
     "worker": ("dovetail.cli.worker", "Run jobs of a queue."),
 }
 

@@ -32,7 +32,7 @@ from dovetail.cli.options import (
     set_option,
 )
 from dovetail.cli.run_filter import run_entry
-from dovetail.cli.serve import StopSignals
+from dovetail.cli.signals import StopSignals
 from dovetail.observe.control_socket import send_request
 from dovetail.observe.run_folder import (
     LAST_RUN,

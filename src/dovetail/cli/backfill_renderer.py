@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING
 
 import dovetail as dt
 from dovetail.errors import Renderer, RunError, with_note
 from dovetail.pipeline.option_renderer import OptionRenderer
+from dovetail.pipeline.secret_settings import is_secret_storage_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dovetail.errors import AddNodes, AnyError, Call
 
-SECRET_NAME = re.compile("key|secret|token|password|sas", re.IGNORECASE)
-"""Names of storage options that are not printed."""
 UDF_PLACEHOLDER = "package.module:function"
 COMMANDS = {
     "table.backfill": "run",
@@ -52,7 +50,7 @@ class BackfillRenderer(OptionRenderer):
     ) -> None:
         super().__init__()
         self.table, self.column, self.action, self.udf, self.trust_table = table, column, action, udf, trust_table
-        self._storage = [text for text in storage if not SECRET_NAME.search(text.partition("=")[0])]
+        self._storage = [text for text in storage if not is_secret_storage_option(text.partition("=")[0])]
 
     def command(self, action: str, *words: str) -> str:
         """Another command for the same table. Storage options that may be secrets are left out."""

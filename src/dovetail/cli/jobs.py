@@ -50,8 +50,9 @@ from dovetail.errors import did_you_mean
 from dovetail.jobs.job import REQUEUEABLE, JobState
 from dovetail.jobs.job_view import attempt_data, job_data, queue_data, schedule_data, worker_data
 from dovetail.jobs.payload_codec import FILE, JSON
-from dovetail.jobs.placement_problem import live_workers, placement_problem
+from dovetail.jobs.placement_problem import placement_problem
 from dovetail.jobs.wait_reason import wait_reason
+from dovetail.jobs.worker_liveness import live_workers
 from dovetail.observe.terminal import table_width
 from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.resources.sizes import format_size

@@ -13,9 +13,9 @@ import click
 import dovetail as dt
 from dovetail.cli.options import http_options
 from dovetail.cli.queue_option import opened_queue, queue_url_option
-from dovetail.cli.worker import WorkerSignals
-from dovetail.jobs.placement_problem import live_workers
+from dovetail.cli.signals import WorkerSignals
 from dovetail.jobs.store import StoreUnavailableError
+from dovetail.jobs.worker_liveness import live_workers
 
 if TYPE_CHECKING:
     from dovetail.jobs.store import Store
@@ -98,7 +98,7 @@ class QueueSource:
         self._read_at, self._is_available = time.monotonic(), True
 
     def read_until(self, ended: EndEvent) -> None:
-        """Read the workers from time to time. The store may hang; readiness then ages (`worker_status.py`)."""
+        """Read the workers from time to time. The store may hang; readiness then ages (`readiness.py`)."""
         while not ended.wait(READ_INTERVAL_S):
             try:
                 self.read()

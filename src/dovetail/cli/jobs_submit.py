@@ -30,9 +30,9 @@ from dovetail.documents.document import Document
 from dovetail.documents.parser import parse_document, read_document
 from dovetail.errors import ObjectSource, did_you_mean, nearest_word
 from dovetail.jobs.job import DEFAULT_QUEUE
-from dovetail.jobs.placement_problem import live_workers
 from dovetail.jobs.run_submission import FILE_SUFFIXES, OPTION_TYPES
 from dovetail.jobs.stores.store_url import store_place
+from dovetail.jobs.worker_liveness import live_workers
 from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.pipeline.overrides import override_values, set_option
 
@@ -357,7 +357,7 @@ def submit_options(options: dict[str, Any], sets: Sequence[str]) -> dict[str, An
 
 def find_function(reference: str) -> Any:
     """The declared function of MODULE:FUNCTION, with its defaults."""
-    from dovetail.jobs.job_function import Application
+    from dovetail.jobs.application import Application
 
     module, colon, name = reference.rpartition(":")
     if not colon or not module or not name:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from dovetail.jobs.job import JobState
 from dovetail.jobs.job_view import resources_text, seconds_in_state
+from dovetail.jobs.worker_liveness import is_live, live_workers
 from dovetail.text_format import (
     MIN_CUT_CHARS,
     align_table,
@@ -34,8 +35,6 @@ STATE_STYLES: Final = {
     JobState.DEAD: "bad",
     JobState.CANCELLED: "warning",
 }
-STALE_S = 60.0
-"""A worker that was not heard of for this long is shown as gone."""
 QUEUE_STATES = (
     JobState.READY,
     JobState.LEASED,
@@ -274,7 +273,7 @@ def worker_table(workers: Sequence[WorkerInfo], now_ms: int, width: int, paint: 
     gone = []
     for one in workers:
         seconds = max(0, now_ms - one.heartbeat_ms) / 1000
-        gone.append(seconds > STALE_S)
+        gone.append(not is_live(one, now_ms))
         rows.append([one.id, ",".join(one.queues), str(one.leases), str(one.slots), f"{format_duration(seconds)} ago"])
     lines = fit_table(rows, width - len("  gone"), left=2, cut=(1, 0))
     marked = [
@@ -296,7 +295,7 @@ def summary_line(stats: Sequence[QueueStats], workers: Sequence[WorkerInfo], now
     """'12 ready, 4 leased, 100 succeeded; 2 workers with 4 of 8 slots in use'."""
     totals = {state: sum(one.counts.get(state, 0) for one in stats) for state in QUEUE_STATES}
     counts = [f"{totals[state]} {state.value}" for state in QUEUE_STATES if totals[state]]
-    live = [one for one in workers if now_ms - one.heartbeat_ms <= 1000 * STALE_S]
+    live = live_workers(workers, now_ms)
     used, slots = sum(one.leases for one in live), sum(one.slots for one in live)
     at_work = f"{format_count(len(live), 'worker')} with {used} of {slots} slots in use" if live else "no workers"
     return f"{', '.join(counts) or 'no jobs'}; {at_work}"

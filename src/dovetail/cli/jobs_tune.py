@@ -16,7 +16,7 @@ from dovetail.cli.options import FILE_PATH, SuggestingChoice, json_option
 from dovetail.cli.worker import ISOLATIONS, WorkerRenderer
 from dovetail.documents.parser import parse_document, read_document
 from dovetail.errors import did_you_mean, nearest_word, short_repr
-from dovetail.jobs.job_function import Application
+from dovetail.jobs.application import Application
 from dovetail.resources.sizes import format_size
 from dovetail.text_format import align_table, format_count, format_duration, format_rate, wrap_labelled
 

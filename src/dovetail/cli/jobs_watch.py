@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli.colour import paint
-from dovetail.cli.jobs_text import STALE_S, job_table, queue_table, summary_line, worker_table
+from dovetail.cli.jobs_text import job_table, queue_table, summary_line, worker_table
 from dovetail.cli.options import json_option
 from dovetail.cli.queue_option import opened_store, queue_url_option
 from dovetail.jobs.job import JobState
 from dovetail.jobs.job_view import queue_data, worker_data
 from dovetail.jobs.store import JobFilter, StoreUnavailableError
+from dovetail.jobs.worker_liveness import live_workers
 from dovetail.observe.terminal import is_terminal, may_colour, raw_terminal, terminal_width
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class QueueSnapshot:
         return not any(one.counts.get(state) for one in self.queues for state in JobState if not state.is_finished)
 
     def lines(self, width: int, paint: Paint) -> list[str]:
-        live = [one for one in self.workers if self.now_ms - one.heartbeat_ms <= 1000 * STALE_S]
+        live = live_workers(self.workers, self.now_ms)
         parts = [
             queue_table(self.queues, self.now_ms, width, paint) if self.queues else ["no jobs in this queue"],
             worker_table(live, self.now_ms, width, paint) if live else ["no workers"],

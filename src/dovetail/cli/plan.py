@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from dovetail.cli.engine_option import TargetCluster
     from dovetail.runtime.run_spec import RunSpec
-    from dovetail.scheduling.demand import Profile
+    from dovetail.scheduling.stage_rates import Profile
 
 DEFAULT_PROBE_ITEMS = 1000
 
@@ -226,7 +226,7 @@ def _probe(job: RunSpec, items: int, cluster: dt.Cluster | str) -> None:
 
 def _standard_error_text(measured: Mapping[str, Profile]) -> str:
     """The largest standard error of the stages that take much of the time."""
-    from dovetail.runtime.stage_profiles import MIN_TIME_SHARE
+    from dovetail.runtime.probe_end import MIN_TIME_SHARE
 
     slowest = min(profile.rate for profile in measured.values())
     errors = [profile.standard_error for profile in measured.values() if MIN_TIME_SHARE * profile.rate <= slowest]

@@ -13,7 +13,7 @@ import dovetail as dt
 from dovetail.cli import SuggestingGroup
 from dovetail.cli.options import json_option
 from dovetail.errors import did_you_mean
-from dovetail.observe.profiles import forget_profiles, profiles_folder, stored_profiles
+from dovetail.observe.profile_store import forget_profiles, profiles_folder, stored_profiles
 from dovetail.observe.terminal import terminal_width
 from dovetail.resources.sizes import format_size
 from dovetail.text_format import (
@@ -27,7 +27,7 @@ from dovetail.text_format import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.observe.profiles import ProfileKey, StoredProfile
+    from dovetail.observe.profile_store import ProfileKey, StoredProfile
 
 
 def complete_measured_stages(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001

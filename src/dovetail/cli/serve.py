@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from contextlib import suppress
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import dovetail as dt
 from dovetail.cli.options import cluster_option, file_argument, http_options, run_dir_option, set_option
 from dovetail.cli.run_spec_loader import infeasible_error_for_file, load_run_spec, recipe_of
+from dovetail.cli.signals import StopSignals
 from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.resources.sizes import parse_size
 from dovetail.runtime.http_json import is_header_value, is_loopback
@@ -162,26 +162,3 @@ def _wait_for_stop(server: ServiceServer, service: Service, stops: StopSignals) 
             is_announced = True
             click.echo(f"serving {server.url} (run {service.folder.name}); Ctrl-C stops it", err=True)
         time.sleep(CHECK_INTERVAL_S)
-
-
-class StopSignals:
-    """Counts SIGINT and SIGTERM within a `with` block; the second one raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a background job
-                self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _on_signal(self, *_: object) -> None:
-        self.count += 1
-        if self.count > 1:
-            raise KeyboardInterrupt

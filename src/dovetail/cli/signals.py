@@ -1,4 +1,9 @@
-"""Ctrl-C and SIGTERM during `dovetail run`: the first drains the run, the second cancels it."""
+"""Ctrl-C and SIGTERM of commands: what the first one does, and what the second.
+
+During `dovetail run` the first drains the run, and the second cancels it (`SignalHandler`). `dovetail serve`, `actors`
+and `worker` count them (`StopSignals`, `WorkerSignals`): the first ends their work in order, the second ends it at
+once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ SIGNAL_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class SignalHandler:
-    """Handles the signals within a `with` block."""
+    """Handles the signals of `dovetail run` within a `with` block."""
 
     def __init__(self) -> None:
         self.run: dt.Run | None = None
@@ -59,3 +64,56 @@ class SignalHandler:
 def _write_stderr(text: str) -> None:
     with suppress(OSError):
         os.write(2, text.encode())  # print would fail if the signal interrupted another print
+
+
+class StopSignals:
+    """Counts SIGINT and SIGTERM within a `with` block; the second one raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a background job
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _on_signal(self, *_: object) -> None:
+        self.count += 1
+        if self.count > 1:
+            raise KeyboardInterrupt
+
+
+class WorkerSignals:
+    """Counts Ctrl-C and SIGTERM within a `with` block."""
+
+    def __init__(self) -> None:
+        self.first_signal = 0
+        self.count = 0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def exit_code(self) -> int:
+        """0 after a drain; after a second signal 143 for SIGTERM, else 130, as shells and service managers expect."""
+        if self.count < 2:
+            return 0
+        return 128 + (signal.SIGTERM if self.first_signal == signal.SIGTERM else signal.SIGINT)
+
+    def __enter__(self) -> Self:
+        for number in SIGNAL_NAMES:
+            if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a background job
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of handlers
+        self.first_signal = self.first_signal or number
+        self.count += 1

@@ -8,13 +8,14 @@ import sys
 import time
 from contextlib import ExitStack
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 import dovetail as dt
 from dovetail.cli.options import FOLDER_PATH, SuggestingChoice, http_options
 from dovetail.cli.queue_option import files_option, opened_queue, queue_url, queue_url_option
+from dovetail.cli.signals import SIGNAL_NAMES, WorkerSignals
 from dovetail.jobs.job_function import RUN_MODULE
 from dovetail.jobs.stores.store_url import checked_scheme, shown_url, store_place
 from dovetail.observe.terminal import is_terminal, raw_terminal, terminal_width
@@ -23,9 +24,8 @@ from dovetail.text_format import cut_text, format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType
 
-    from dovetail.jobs.job_function import Application
+    from dovetail.jobs.application import Application
     from dovetail.jobs.workers.ingest import Ingester, Route
     from dovetail.jobs.workers.worker import Worker
 
@@ -39,7 +39,6 @@ LINE_INTERVAL_S = 10.0
 LIVE_INTERVAL_S = 1.0
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 ISOLATIONS = ("process", "warm_process", "thread", "async")
-SIGNAL_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class WorkerCommand(click.Command):
@@ -173,7 +172,7 @@ def worker(
     **options: Any,
 ) -> None:
     """Run jobs of a queue until Ctrl-C or SIGTERM."""
-    from dovetail.jobs.job_function import load_application
+    from dovetail.jobs.application import load_application
     from dovetail.jobs.run_submission import resolved_folders
     from dovetail.jobs.workers.ingest import parse_routes
     from dovetail.jobs.workers.status_server import StatusServer, address_problems
@@ -287,36 +286,6 @@ class WorkerSource:
         }
         ingest = [ingester.get_status() for ingester in self._ingesters]
         return {**self._running.get_status(), **more, **({"ingest": ingest} if ingest else {})}
-
-
-class WorkerSignals:
-    """Counts Ctrl-C and SIGTERM within a `with` block."""
-
-    def __init__(self) -> None:
-        self.first_signal = 0
-        self.count = 0
-        self._before: dict[int, Any] = {}
-
-    @property
-    def exit_code(self) -> int:
-        """0 after a drain; after a second signal 143 for SIGTERM, else 130, as shells and service managers expect."""
-        if self.count < 2:
-            return 0
-        return 128 + (signal.SIGTERM if self.first_signal == signal.SIGTERM else signal.SIGINT)
-
-    def __enter__(self) -> Self:
-        for number in SIGNAL_NAMES:
-            if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a background job
-                self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of handlers
-        self.first_signal = self.first_signal or number
-        self.count += 1
 
 
 def _announce(

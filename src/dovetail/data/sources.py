@@ -83,7 +83,7 @@ def open_source(value: object, limit: int | None = None, before: Mapping[str, An
 
 def source_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Differences between two fingerprints, as sentences; empty: none."""
-    from dovetail.data.readers.cursor import fingerprint_differences
+    from dovetail.data.readers.fingerprint import fingerprint_differences
 
     return fingerprint_differences(before, now)
 

@@ -15,7 +15,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from dovetail.control.timeouts import interruption_grace_s
+from dovetail.control.interruption_grace import interruption_grace_s
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -15,11 +15,11 @@ from dovetail.control.engine import UnsendableItemError
 from dovetail.control.events import CallFailure
 from dovetail.control.payload import UnwritableItemError
 from dovetail.engines.item_keys import as_tuples, slice_keys
+from dovetail.engines.out_of_memory import classify_memory_error, exception_text, related_exceptions
 from dovetail.engines.result_stream import ResultsNotStoredError
 from dovetail.pipeline.failure_rules import ANY_EXCEPTION, action_for, is_known_to_break_workers, type_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import TracebackType
 
     from dovetail.engines.item_keys import Keys
@@ -35,19 +35,9 @@ MAX_DETAIL_CHARS = 20_000
 MAX_MESSAGE_DETAIL_CHARS = 400_000
 """Traceback bytes of all failures of a message together; beyond it, failures have one line only."""
 MAX_FRAMES = 100
-MAX_CHAIN_LENGTH = 20
 PACKAGE_FOLDER = __file__.removesuffix("engines/exception_summary.py")
 OWN_FOLDERS = tuple(f"{PACKAGE_FOLDER}{name}/" for name in ("engines", "backfill", "jobs"))
 IMPORT_FILES = ("<frozen importlib", importlib.__file__)
-GPU_MEMORY_PHRASES = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "HIP out of memory",
-    "cudaErrorMemoryAllocation",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "RESOURCE_EXHAUSTED: Out of memory",
-)
-HOST_MEMORY_PHRASES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
 @dataclass(slots=True)
@@ -114,7 +104,7 @@ def drop_traceback(error: BaseException) -> None:
 
 def _summary_line(error: BaseException) -> str:
     name = type(error).__name__
-    text = " ".join(_exception_text(error)[: 4 * MAX_LINE_CHARS].split())
+    text = " ".join(exception_text(error)[: 4 * MAX_LINE_CHARS].split())
     line = f"{name}: {text}" if text else name
     return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 3]}..."
 
@@ -164,26 +154,10 @@ def _names_of_main_guard(file: str) -> dict[str, int]:
     return found
 
 
-def classify_memory_error(error: BaseException) -> tuple[bool, bool]:
-    """Whether memory ran out, and whether it was GPU memory. Compares type names, because torch is not imported for
-    this."""
-    for one in _related_exceptions(error):
-        if any(kind.__name__ == "OutOfMemoryError" for kind in type(one).__mro__):
-            return True, True
-        if isinstance(one, MemoryError):
-            return True, False
-        if isinstance(one, RuntimeError):
-            text = _exception_text(one)
-            on_gpu = any(phrase in text for phrase in GPU_MEMORY_PHRASES)
-            if on_gpu or any(phrase in text for phrase in HOST_MEMORY_PHRASES):
-                return True, on_gpu
-    return False, False
-
-
 def is_worker_broken(error: BaseException, rules: FailureRules = ()) -> bool:
     """Whether an exception means that its worker is broken; see `on_failure` of a stage."""
     try:
-        related = [(type_names(one), _exception_text(one)) for one in _related_exceptions(error)]
+        related = [(type_names(one), exception_text(one)) for one in related_exceptions(error)]
         found = (action_for(rules, names, text) for names, text in related)
         action = next(filter(None, found), None) or dict(rules).get(ANY_EXCEPTION)
         if action is not None:
@@ -192,27 +166,6 @@ def is_worker_broken(error: BaseException, rules: FailureRules = ()) -> bool:
         return known and not classify_memory_error(error)[0]
     except BaseException:  # nothing of a user's exception is reliable
         return False
-
-
-def _related_exceptions(error: BaseException) -> Iterator[BaseException]:
-    """The exception, its causes, and the members of exception groups."""
-    waiting = [error]
-    for _ in range(MAX_CHAIN_LENGTH):
-        if not waiting:
-            return
-        one = waiting.pop()
-        yield one
-        if one.__cause__ is not None:
-            waiting.append(one.__cause__)
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions[:MAX_CHAIN_LENGTH]
-
-
-def _exception_text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # whatever the user's __str__ raises
-        return "unprintable: __str__ failed"
 
 
 def user_traceback(error: BaseException) -> list[str]:

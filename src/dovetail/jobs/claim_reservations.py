@@ -1,30 +1,35 @@
-"""Reservations during one claim: the one that holds the worker, and those that the claim makes (decision 024)."""
+"""Reservations: after how long a job that does not fit gets a worker kept free, and which one (decision 024).
+
+The reserved worker then takes jobs behind that one only if they do not delay it (EASY backfill): `WorkerReservation`.
+`ClaimReservations` applies this during one claim. `redis_functions/reservation.lua` mirrors it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from dovetail.jobs.claim_policy import (
-    MAX_RESERVE_TRIES,
-    RESERVE_AFTER_MS,
-    RESERVE_AGAIN_MS,
-    ReservableWorker,
-    WorkerReservation,
-    worker_to_reserve,
-)
 from dovetail.jobs.job import JobState
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.store import Reservation
+from dovetail.resources.shape import ShapeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dovetail.jobs.admission import Admission
-    from dovetail.jobs.claim_policy import QueueShares
     from dovetail.jobs.job import JobRecord
     from dovetail.jobs.job_table import JobTable
+    from dovetail.jobs.queue_shares import QueueShares
     from dovetail.jobs.store import Claim, OfferingWorker
     from dovetail.resources.free_resources import FreeResources
+    from dovetail.resources.shape import Shape
+
+RESERVE_AFTER_MS = 30_000
+"""Minimum age of the order key of a job that does not fit, for a reservation."""
+RESERVE_AGAIN_MS = 1_000
+"""Pause of a queue after no worker could be reserved for its jobs."""
+MAX_RESERVE_TRIES = 4
+"""Number of jobs of a queue for which one claim tries to reserve a worker."""
 
 
 class ClaimReservations:
@@ -138,3 +143,63 @@ class ClaimReservations:
             self._hold = None
         else:
             self.woken.add(reservation.worker)
+
+
+class WorkerReservation(NamedTuple):
+    """Reservation that holds the claiming worker: jobs behind the reserved one must not delay it."""
+
+    job_id: str
+    order: tuple[int, str]
+    shape: Shape
+    start_ms: int | None
+    """Latest start of the reserved job; None if it is not known."""
+
+    def may_pass(self, record: JobRecord, free: FreeResources, slots: int, now_ms: int) -> bool:
+        """Whether a job that fits may start: it is before the reserved one, or ends before it starts, or fits beside
+        it. `slots`: free slots, with that of the job."""
+        if order_of(record) <= self.order:
+            return True
+        timeout_ms = record.spec.timeout_ms
+        if timeout_ms is not None and self.start_ms is not None and now_ms + timeout_ms <= self.start_ms:
+            return True
+        return slots > 1 and _fit_together(self.shape, record.shape, free)
+
+
+def _fit_together(reserved: Shape, shape: Shape, free: FreeResources) -> bool:
+    """Whether a job leaves the reserved job the free resources that it needs; two jobs with GPUs never fit together."""
+    uses_cards = ShapeKind.CPU_ONLY not in (reserved.kind, shape.kind)
+    needed, have = dict(reserved.custom), dict(free.custom)
+    return (
+        not uses_cards
+        and _leaves(reserved.cpu_milli, shape.cpu_milli, free.cpu_milli)
+        and _leaves(reserved.memory_bytes, shape.memory_bytes, free.memory_bytes)
+        and all(_leaves(needed.get(name, 0), amount, have.get(name, 0)) for name, amount in shape.custom)
+    )
+
+
+def _leaves(needed: int, taken: int, free: int) -> bool:
+    return needed == 0 or taken == 0 or free - taken >= needed
+
+
+class ReservableWorker(NamedTuple):
+    """A worker that could be reserved."""
+
+    id: str
+    free: FreeResources
+    ends_ms: int | None
+
+
+def worker_to_reserve(
+    shape: Shape, candidates: Iterable[ReservableWorker], admission: Admission, now_ms: int
+) -> ReservableWorker | None:
+    """The worker whose running jobs end first, of those on which the job fits when they are empty; None if there is
+    none."""
+    found: list[tuple[bool, int, str, ReservableWorker]] = []
+    for one in candidates:
+        if admission.take(shape, one.free.cards.kind.untouched()) is None:
+            continue
+        is_idle = one.ends_ms is not None and one.ends_ms <= now_ms
+        if is_idle and admission.take(shape, one.free) is None:
+            continue  # another program uses its machine
+        found.append((one.ends_ms is None, one.ends_ms or 0, one.id, one))
+    return min(found)[3] if found else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.jobs.job import JobState
 from dovetail.jobs.job_view import ready_by_needs
+from dovetail.jobs.worker_liveness import live_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "dovetail_"
 GAUGE, COUNTER = "gauge", "counter"
-LIVE_MS = 60_000
-"""A worker is live if it was heard of in this time."""
 
 Sample = tuple["Mapping[str, str]", float]
 """Labels and value."""
@@ -152,7 +151,7 @@ def work_families(work: QueuedWork) -> tuple[Family, ...]:
 
 def fleet_families(workers: Sequence[WorkerInfo], now_ms: int) -> tuple[Family, ...]:
     """All workers that are registered in the store and were heard of lately: number, slots and jobs by queue."""
-    live = [worker for worker in workers if now_ms - worker.heartbeat_ms <= LIVE_MS]
+    live = live_workers(workers, now_ms)
     queues = sorted({queue for worker in live for queue in worker.queues})
 
     def by_queue(count: Mapping[str, int]) -> tuple[Sample, ...]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
-    from dovetail.jobs.claim_policy import PlacementState
     from dovetail.jobs.store import OfferingWorker
+    from dovetail.jobs.worker_choice import PlacementState
     from dovetail.resources.free_resources import FreeResources
 
 
@@ -39,7 +39,7 @@ class OfferGroup:
         self.turns: list[Turn] = []
         """Sorted."""
         self.placement: PlacementState | None = None
-        """Kept by `claim_policy`."""
+        """Kept by `worker_choice`."""
 
     def first_but(self, worker: str, others: Container[str]) -> Turn | None:
         """The first worker, leaving out this one and others."""

@@ -1,4 +1,4 @@
-"""Order in which jobs are claimed, and the delay before a retry. Pure.
+"""Order in which jobs are claimed. Pure.
 
 The order key is static: `enqueued_ms - priority x 60 s`. Two jobs that wait never change places, because both age at
 the same rate, so no key is ever computed again. A job waits behind one of a higher priority only if that one was
@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.jobs.job import JobRecord, Retries
+    from dovetail.jobs.job import JobRecord
 
 AGEING_MS_PER_STEP = 60_000
-MAX_DOUBLINGS = 40
 
 
 def order_key(enqueued_ms: int, priority: int) -> int:
@@ -23,9 +22,3 @@ def order_key(enqueued_ms: int, priority: int) -> int:
 
 def order_of(record: JobRecord) -> tuple[int, str]:
     return order_key(record.enqueued_ms, record.spec.priority), record.spec.id
-
-
-def backoff_ms(retries: Retries, failures: int, jitter: float) -> int:
-    """Delay after this many attempts with the same outcome: exponential, with full jitter (0 <= jitter < 1)."""
-    longest = min(retries.max_backoff_ms, retries.backoff_ms * 2 ** min(failures - 1, MAX_DOUBLINGS))
-    return int(jitter * longest)

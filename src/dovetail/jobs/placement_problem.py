@@ -19,7 +19,7 @@ from dovetail.resources.free_resources import NodeKind
 from dovetail.scheduling.diagnose.misfit import misfit_reasons
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from dovetail.jobs.store import WorkerInfo
     from dovetail.resources.cluster import Node
@@ -27,14 +27,7 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape
 
 NO_WORKER = "DT616"
-SILENT_MS = 60_000
-"""A worker without a heartbeat for this long does not count as running."""
 WORKERS_SHOWN = 5
-
-
-def live_workers(workers: Iterable[WorkerInfo], now_ms: int) -> list[WorkerInfo]:
-    """The workers that have sent a heartbeat lately."""
-    return [worker for worker in workers if worker.heartbeat_ms > now_ms - SILENT_MS]
 
 
 def placement_problem(queue: str, shape: Shape, workers: Sequence[WorkerInfo]) -> Problem | None:

@@ -33,7 +33,7 @@ from dovetail.jobs.job import DEFAULT_QUEUE, FINISHED, NO_RESOURCES, JobState
 from dovetail.jobs.job_handle import Job, JobPage, JobSchedule, unknown_jobs
 from dovetail.jobs.payload_codec import FILE, INLINE_LIMIT_BYTES, PayloadCodec
 from dovetail.jobs.payload_files import open_files
-from dovetail.jobs.placement_problem import live_workers, placement_problem
+from dovetail.jobs.placement_problem import placement_problem
 from dovetail.jobs.queue_arguments import (
     BAD_FILTER,
     LIMIT,
@@ -57,6 +57,7 @@ from dovetail.jobs.store import JobFilter, Purged, Schedule
 from dovetail.jobs.stores.store_url import checked_scheme, open_store, shown_url, sqlite_path
 from dovetail.jobs.submission import prepare, too_large_for_schedule
 from dovetail.jobs.submit_options import NAME, is_job_id
+from dovetail.jobs.worker_liveness import live_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

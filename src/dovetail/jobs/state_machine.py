@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.jobs.job import REQUEUEABLE, Attempt, DependencyPolicy, JobRecord, JobState, Outcome
-from dovetail.jobs.ordering import backoff_ms
+from dovetail.jobs.retry_backoff import backoff_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -35,7 +35,7 @@ one with the smallest order key (`ordering.order_key`, then the id) that fits in
 until no slot is left or no first job fits. A bucket whose first job does not fit is not searched further.
 
 **Choice of the worker.** A claim with a placement delay passes over a job that another worker with a live offer should
-rather run (`claim_policy`), wakes that worker, and names in `Reply.next_ms` when it will take the job itself.
+rather run (`worker_choice`), wakes that worker, and names in `Reply.next_ms` when it will take the job itself.
 
 **Reservations.** The first job of a queue that does not fit, once its order key is 30 s old, gets a worker reserved: of
 those on which it fits when they are empty, the one whose running jobs end first. That worker then takes jobs behind it
@@ -65,8 +65,6 @@ SCHEMA_VERSION = 1
 """Version of what stores keep. A store with a newer version is refused (`StoreVersionError`)."""
 DUE_PER_STEP = 1_000
 """Maximum number of expired leases and scheduled jobs that one claim handles, so that no step takes long."""
-WORKER_FORGOTTEN_MS = 3_600_000
-"""A worker without a heartbeat for this long is removed when another one registers."""
 
 
 class StoreUnavailableError(EngineError):
@@ -163,7 +161,7 @@ class Claim:
     of `Fit.assignments`, in the order of the reply."""
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
     placement_delay_ms: int = 0
-    """Time for which a job is left to a better worker (`claim_policy`); 0: not at all."""
+    """Time for which a job is left to a better worker (`worker_choice`); 0: not at all."""
     preemptible: tuple[PreemptibleJob, ...] = ()
     """Preemptible jobs that run on the worker, including those whose preemption is requested."""
     ends_in_ms: int | None = None

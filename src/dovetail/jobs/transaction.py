@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 
 from dovetail.jobs import state_machine
 from dovetail.jobs.admission import FreeCapacity
-from dovetail.jobs.claim_policy import DEFERRAL_KEPT_MS, OtherWorkers, QueueShares, placement_rank
 from dovetail.jobs.claim_reservations import ClaimReservations
 from dovetail.jobs.free_vector import shared_free
 from dovetail.jobs.gang_placement import place_gang
 from dovetail.jobs.job import REQUEUEABLE, Gang, JobState, Lease, Member, Outcome
 from dovetail.jobs.ordering import order_of
 from dovetail.jobs.preemption import Candidate, KeptRoom, choose_preempted
+from dovetail.jobs.queue_shares import QueueShares
 from dovetail.jobs.store import (
     DUE_PER_STEP,
     PLAIN_QUEUE,
-    WORKER_FORGOTTEN_MS,
     ClaimedJob,
     Completion,
     GangPlace,
@@ -33,6 +32,8 @@ from dovetail.jobs.store import (
     Reply,
     Schedule,
 )
+from dovetail.jobs.worker_choice import DEFERRAL_KEPT_MS, OtherWorkers, placement_rank
+from dovetail.jobs.worker_liveness import WORKER_FORGOTTEN_MS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,8 +14,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from dovetail.jobs.job import JobState, Outcome
-from dovetail.jobs.placement_problem import live_workers, placement_problem, worker_node
+from dovetail.jobs.placement_problem import placement_problem, worker_node
 from dovetail.jobs.store import JobFilter
+from dovetail.jobs.worker_liveness import live_workers
 from dovetail.resources.shape import ShapeKind
 
 if TYPE_CHECKING:

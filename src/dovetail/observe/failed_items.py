@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dovetail.control.payload import SegmentSlice
 
 MAX_ERRORS_BYTES = 2_000_000
+MAX_FAILED_ITEM_BYTES = 256 << 20
+"""Size limit of the failed items that a durable run keeps for a retry."""
 MAX_ITEM_BYTES = 64_000
 MAX_SHOWN_CHARACTERS = 200
 """Length of an item in messages."""

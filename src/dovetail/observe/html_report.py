@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dovetail.observe.charts import Band, Line, line_chart, stacked_area_chart
 from dovetail.observe.cpu_attribution import unit_timeline
 from dovetail.observe.failed_items import group_failures
-from dovetail.observe.monitor import recorded_groups, stage_usages
 from dovetail.observe.run_folder import number_field
+from dovetail.observe.stage_usage import recorded_groups, stage_usages
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.utilisation_verdicts import (
     RECIPE_SETTINGS,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dovetail.observe.history import RunHistory
-    from dovetail.observe.monitor import StageGroup, StageUsage
+    from dovetail.observe.stage_usage import StageGroup, StageUsage
     from dovetail.observe.summary import RunSummary, UnitSummary
 
 MAX_FAILED_ITEMS = 50

@@ -14,7 +14,7 @@ from dovetail.machine.private_files import open_private
 from dovetail.observe.run_folder import cannot_write_error
 from dovetail.resources.seat import Seat
 from dovetail.scheduling.plan import Plan
-from dovetail.scheduling.replan.snapshot import ReplanRules
+from dovetail.scheduling.replan.cost_benefit import ReplanRules
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, UnitSpec
 

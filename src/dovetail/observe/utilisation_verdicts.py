@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.observe.monitor import resource_analysis
 from dovetail.observe.run_folder import number_field, read_json_object
+from dovetail.observe.stage_usage import resource_analysis
 from dovetail.resources.sizes import format_exact_size, format_size
 from dovetail.text_format import format_count, format_number, format_percent
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dovetail.observe.history import RunHistory
-    from dovetail.observe.monitor import StageUsage
+    from dovetail.observe.stage_usage import StageUsage
     from dovetail.observe.summary import RunSummary, UnitSummary
 
 LOW_UTILISATION = 0.5

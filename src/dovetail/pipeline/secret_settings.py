@@ -12,11 +12,18 @@ SECRET_NAME = re.compile(
     r"s?([_-]|$)|^key$",
     re.IGNORECASE,
 )
+STORAGE_SECRET_NAME = re.compile("key|secret|token|password|sas", re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
     """Whether a setting of this name may be a secret."""
     return SECRET_NAME.search(name) is not None
+
+
+def is_secret_storage_option(name: str) -> bool:
+    """Whether a storage option may be a secret. Object stores have many names for keys, such as sse_customer_key, so
+    that more names count than of other settings."""
+    return STORAGE_SECRET_NAME.search(name) is not None or is_secret_name(name)
 
 
 def mask_override(text: str) -> str:

@@ -30,7 +30,7 @@ from dovetail.text_format import format_duration
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.observe.monitor import StageGroup
+    from dovetail.observe.stage_usage import StageGroup
     from dovetail.recipes.recipe import Recipe
     from dovetail.runtime.run_handle import Run
 
@@ -305,8 +305,8 @@ def write_monitor(run_folder: str | Path, groups: Sequence[StageGroup], into: Pa
     """
     from dovetail.observe.history import RunHistory
     from dovetail.observe.html_report import html_report
-    from dovetail.observe.monitor import stage_usages
     from dovetail.observe.run_folder import write_atomically
+    from dovetail.observe.stage_usage import stage_usages
 
     history = RunHistory.load(run_folder)
     entries = ",\n".join(json.dumps(usage.to_dict(), allow_nan=False) for usage in stage_usages(history, groups))

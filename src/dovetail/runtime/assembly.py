@@ -17,7 +17,6 @@ import dovetail
 from dovetail.control.events import CancelRun, Drain
 from dovetail.control.lifecycle import RunState
 from dovetail.control.payload import BadRow
-from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
 from dovetail.observe import failed_items
 from dovetail.observe.control_socket import ControlSocket
 from dovetail.observe.recorder import Recorder
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import RunFailure
     from dovetail.control.payload import Segment, SegmentSlice
     from dovetail.data.interfaces import SourceAndSink
-    from dovetail.observe.profiles import ProfileKey
+    from dovetail.observe.profile_store import ProfileKey
     from dovetail.observe.progress import ProgressDisplay
     from dovetail.observe.run_folder import RunFolder
     from dovetail.pipeline.pipeline import Pipeline
@@ -52,14 +51,11 @@ if TYPE_CHECKING:
     from dovetail.streaming.settings import StreamOptions, UnitSpec
     from dovetail.streaming.view import StreamView, WorkCounts
 
-FIRST_REPLAN_S = 1.0
 LOOP_TICK_S = 1.0
 REFRESH_TIMEOUT_S = 0.5
 """Time that a request for the status waits for the latest figures."""
 DRAIN_ESTIMATE_TIMEOUT_S, DRAIN_POLL_S = 0.3, 0.01
 """Time that the loop has to handle a drain before its duration is estimated."""
-MAX_FAILED_ITEM_BYTES = 256 << 20
-"""Size limit of the failed items that a durable run keeps for a retry."""
 
 
 PROBE_RUN = "probe"
@@ -122,12 +118,6 @@ def create_locked_run(
     undo.callback(lock.release)
     write_unstarted_header(folder, about, unstarted, time.time())
     return folder, lock
-
-
-def limit_payload_memory(options: StreamOptions, cluster: Cluster) -> int:
-    """The byte budget of `options`, lowered to the share of the cluster's memory that payloads may fill."""
-    memory_bytes = sum(node.memory_bytes for node in cluster.nodes)
-    return min(options.byte_budget, memory_bytes // PAYLOAD_MEMORY_DIVISOR) if memory_bytes else options.byte_budget
 
 
 def _remove_run_folder(folder: RunFolder) -> None:
@@ -233,7 +223,7 @@ class AdmittedRun:
             plan=plan.to_json(),
             item=items.load_item,
             key=items.load_key,
-            errors_bytes=MAX_FAILED_ITEM_BYTES if durable else failed_items.MAX_ERRORS_BYTES,
+            errors_bytes=failed_items.MAX_FAILED_ITEM_BYTES if durable else failed_items.MAX_ERRORS_BYTES,
         )
 
     def _shown_view(self, controller: StreamController) -> Callable[[float], StreamView]:

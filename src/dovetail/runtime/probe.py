@@ -12,9 +12,9 @@ from dovetail.errors import ConfigError, InfeasibleError, Problem, RunError
 from dovetail.observe.failed_items import MAX_SHOWN_CHARACTERS
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.assembly import PROBE_RUN
+from dovetail.runtime.probe_end import MIN_PROBE_ITEMS
 from dovetail.runtime.run_handle import MAX_TRACEBACK_LINES
 from dovetail.runtime.sites import HOP_S
-from dovetail.runtime.stage_profiles import MIN_PROBE_ITEMS
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.settings import StreamOptions
 from dovetail.text_format import cut_text, printable

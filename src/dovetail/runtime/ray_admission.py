@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.claims.cluster_store import ClusterClaimStore, ClusterView
 from dovetail.claims.owner import is_alive, this_process
-from dovetail.claims.quota import even_cap, packed_cap, round_seats_to_cards
+from dovetail.claims.share_cap import even_cap, packed_cap, round_seats_to_cards
 from dovetail.claims.shared_plan import expand_plan, max_seats, min_seats, remaining_cluster, required_labels
 from dovetail.claims.store import ClaimRequest
 from dovetail.claims.wait import wait_for_claim

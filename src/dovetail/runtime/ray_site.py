@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
 from dovetail.engines.local.worker_spec import RAY_NAMESPACE_VARIABLE, DriverContext
+from dovetail.engines.payload_memory import OBJECT_STORE_DIVISOR, PAYLOAD_MEMORY_DIVISOR
 from dovetail.engines.ray.attachment import AUTO_INIT, RayAddress, attach
 from dovetail.engines.ray.discovery import discover
 from dovetail.engines.ray.environment import select_variables
@@ -50,8 +50,6 @@ HOP_S = 0.003
 """Approximate round-trip time of a message to a worker."""
 MIN_MESSAGE_S, MAX_MESSAGE_ITEMS = 0.1, 4096
 """Larger messages than on one machine, because each costs more."""
-OBJECT_STORE_DIVISOR = 2
-"""Payloads in transit may fill 1/N of Ray's object stores."""
 
 
 class RaySite:

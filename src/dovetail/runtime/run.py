@@ -13,6 +13,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.data.interfaces import SourceAndSink
 from dovetail.data.iterator_sink import IteratorSink
 from dovetail.documents.configuration import QUIET, VERBOSE, ConfiguredText, configured
+from dovetail.engines.payload_memory import limit_payload_memory
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import PipelineError
 from dovetail.observe.run_header import write_unstarted_header
@@ -21,13 +22,11 @@ from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.admission import print_stderr
 from dovetail.runtime.arguments import check_arguments
 from dovetail.runtime.assembly import (
-    FIRST_REPLAN_S,
     PROBE_RUN,
     AdmittedRun,
     LaunchOptions,
     create_locked_run,
     describe_run,
-    limit_payload_memory,
     plan_on_site,
 )
 from dovetail.runtime.configured_engine import THIS_MACHINE, configured_engine, described_cluster
@@ -35,7 +34,8 @@ from dovetail.runtime.inputs import PreloadedInput, open_input
 from dovetail.runtime.outputs import attach_writers, check_sinks_apart_from_source, open_sinks, parse_sinks
 from dovetail.runtime.run_handle import NOT_STARTED_CODES, Run
 from dovetail.runtime.sites import open_site
-from dovetail.streaming.settings import StreamOptions, unit_specs
+from dovetail.streaming.epoch_size import DURABLE_EPOCH_S, DURABLE_MESSAGE_S
+from dovetail.streaming.settings import FIRST_REPLAN_S, StreamOptions, unit_specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,11 +57,6 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import UnitSpec
     from dovetail.streaming.view import WorkCounts
-
-MAX_DURABLE_EPOCH_S = 1.0
-"""Upper limit of the work in one epoch of a run that can be resumed: what a kill costs at most per worker."""
-DURABLE_MESSAGE_S = 0.02
-"""No reader waits for single results of a durable run, and larger messages cost less per item."""
 
 
 @runtime_checkable
@@ -337,9 +332,9 @@ def _open_retry(run: str | Path | None, sink: object, resumed: ResumedRun | None
 def _stream_options(request: RunRequest, cluster: Cluster, sinks: SinkRequest) -> StreamOptions:
     durable, ordered = sinks.durable, request.ordered
     usual = StreamOptions(eager=not (ordered or durable), first_replan_s=FIRST_REPLAN_S)
-    usual = replace(usual, byte_budget=limit_payload_memory(usual, cluster))
+    usual = replace(usual, byte_budget=limit_payload_memory(usual.byte_budget, cluster))
     if durable:
-        usual = replace(usual, max_epoch_s=MAX_DURABLE_EPOCH_S, target_message_s=DURABLE_MESSAGE_S)
+        usual = replace(usual, max_epoch_s=DURABLE_EPOCH_S, target_message_s=DURABLE_MESSAGE_S)
     found = replace(request.options or usual, drain_finishes_input=not durable and request.launch.what != PROBE_RUN)
     if durable:
         found = replace(found, eager=False, ordered_batches=sinks.in_order)

@@ -21,23 +21,17 @@ from dovetail.data.request_queue import (
     TooManyRequests,
     service_closed_error,
 )
+from dovetail.engines.payload_memory import limit_payload_memory
 from dovetail.errors import Problem
 from dovetail.observe.run_header import SERVICE
 from dovetail.pipeline.durations import checked_duration, parse_duration
 from dovetail.runtime.arguments import check_service_arguments
-from dovetail.runtime.assembly import (
-    FIRST_REPLAN_S,
-    AdmittedRun,
-    LaunchOptions,
-    create_locked_run,
-    describe_run,
-    limit_payload_memory,
-    plan_on_site,
-)
+from dovetail.runtime.assembly import AdmittedRun, LaunchOptions, create_locked_run, describe_run, plan_on_site
 from dovetail.runtime.length_check import with_length_check
 from dovetail.runtime.run_handle import EXIT_TIMEOUT_S, MAX_TRACEBACK_LINES, RunHandle
 from dovetail.runtime.sites import open_site
-from dovetail.streaming.settings import StreamOptions, unit_specs
+from dovetail.streaming.epoch_size import SERVICE_EPOCH_BATCHES
+from dovetail.streaming.settings import FIRST_REPLAN_S, StreamOptions, unit_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,9 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ItemFailed", "RequestFuture", "Service", "ServiceClosed", "TooManyRequests", "serve"]
 
-BATCHES_PER_EPOCH = 8
-"""Epoch size under full load. A dropped request is answered at the end of its epoch, after about this many batches;
-about one batch per epoch is not full."""
 STREAMING_MODE = "streaming"
 MAX_IN_FLIGHT = 1024
 """Maximum number of requests that `map` has pending."""
@@ -123,9 +114,9 @@ def _stream_options(max_wait_s: float, cluster: Cluster) -> StreamOptions:
         eager=True,
         max_wait_s=max_wait_s,
         first_replan_s=FIRST_REPLAN_S,
-        target_epoch_batches=BATCHES_PER_EPOCH,
+        target_epoch_batches=SERVICE_EPOCH_BATCHES,
     )
-    return replace(options, byte_budget=limit_payload_memory(options, cluster))
+    return replace(options, byte_budget=limit_payload_memory(options.byte_budget, cluster))
 
 
 def _as_served_unit(unit: UnitSpec) -> UnitSpec:

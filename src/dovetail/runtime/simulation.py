@@ -22,8 +22,8 @@ from dovetail.observe.run_header import RunDescription
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import summary_lines
 from dovetail.runtime.run_loop import run_with_observers
-from dovetail.scheduling.demand import stage_rates
 from dovetail.scheduling.planner import plan as make_plan
+from dovetail.scheduling.stage_rates import stage_rates
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from dovetail.observe.summary import RunSummary
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
-    from dovetail.scheduling.demand import Profile
     from dovetail.scheduling.plan import Plan, UnitPlan
+    from dovetail.scheduling.stage_rates import Profile
 
 DEFAULT_SETUP_S = 1.0
 DEFAULT_SPREAD = 0.3

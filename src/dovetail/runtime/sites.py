@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.control.engine import Engine
 from dovetail.data.interfaces import PayloadStore
-from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
+from dovetail.engines.payload_memory import PAYLOAD_MEMORY_DIVISOR
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import ConfigError
 

@@ -19,10 +19,17 @@ from typing import TYPE_CHECKING, Any, Self
 from dovetail.control.commands import RunBatches
 from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost
 from dovetail.errors import DovetailError
-from dovetail.observe.profiles import SMALL_SAMPLE_ITEMS, ProfileKey, StageMeasurement, read_profile, write_profiles
+from dovetail.observe.profile_store import (
+    SMALL_SAMPLE_ITEMS,
+    ProfileKey,
+    StageMeasurement,
+    read_profile,
+    write_profiles,
+)
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.resources.cluster import Cluster
-from dovetail.scheduling.demand import Profile
+from dovetail.runtime.probe_end import MIN_PROBE_MESSAGES, is_precise
+from dovetail.scheduling.stage_rates import Profile
 from dovetail.streaming.settings import StreamOptions
 from dovetail.text_format import format_count, format_duration
 
@@ -40,14 +47,6 @@ if TYPE_CHECKING:
 
 USUAL_MESSAGE_S = StreamOptions().target_message_s
 """Least work in a message once the speed of its unit is known."""
-MIN_PROBE_ITEMS, MIN_PROBE_S = 50, 1.0
-MIN_PROBE_MESSAGES = 8
-TARGET_ERROR = 0.1
-"""A probe ends when the standard error of the speed of every important unit is below this share of it, ..."""
-MIN_TIME_SHARE = 0.1
-"""... which is a unit that takes at least this share of the time of the slowest, ..."""
-MAX_PROBE_S = 30.0
-"""... or after this time."""
 
 SinkKinds = str | Mapping[str, str]
 """Kind of sink: one for all leaves, or leaf -> kind."""
@@ -321,18 +320,8 @@ class ProfileObserver:
             return False
         if self._began_s is None:
             self._began_s = now
-        if not MIN_PROBE_S <= now - self._began_s <= MAX_PROBE_S:
-            return now - self._began_s > MAX_PROBE_S
-        done = {unit.name: self._steady.get(unit.name) for unit in self._units.values() if not unit.barrier}
-        if any(work is None for work in done.values()):
-            return False
-        known = [work for work in done.values() if work is not None]
-        longest = max((work.slot_s for work in known), default=0.0)
-        important = [work for work in known if work.slot_s >= MIN_TIME_SHARE * longest]
-        if max((work.items for work in known), default=0.0) < MIN_PROBE_ITEMS:
-            return False
-        errors = [work.standard_error for work in important]
-        return all(error is not None and error < TARGET_ERROR for error in errors)
+        works = [self._steady.get(unit.name) for unit in self._units.values() if not unit.barrier]
+        return is_precise(works, now - self._began_s)
 
     def close(self, now: float) -> None:
         """Stores the measurements once."""

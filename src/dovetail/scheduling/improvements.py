@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from dovetail.errors import Renderer
     from dovetail.pipeline.stage import Stage
-    from dovetail.scheduling.demand import Profile
     from dovetail.scheduling.plan import Plan
+    from dovetail.scheduling.stage_rates import Profile
 
 MIN_GAIN = 0.05
 """Smaller gains of the rate are not worth a change."""

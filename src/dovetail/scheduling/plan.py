@@ -12,7 +12,8 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.seat import Seat
 from dovetail.resources.shape import Shape
-from dovetail.scheduling.demand import ASSUMED, Demand
+from dovetail.scheduling.demand import Demand
+from dovetail.scheduling.stage_rates import ASSUMED
 from dovetail.text_format import format_count, format_number, format_rate, html_table
 
 if TYPE_CHECKING:

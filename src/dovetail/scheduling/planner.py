@@ -11,13 +11,13 @@ from dovetail.pipeline.units import fuse_stages, multiplicity, rate_of_unit
 from dovetail.resources.amounts import total_free
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
-from dovetail.scheduling.demand import ASSUMED, GIVEN, MEASURED, StageRates, stage_rates
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
 from dovetail.scheduling.modes import ModeChoice, choose_mode, size_same_waves
 from dovetail.scheduling.packing import NodeFiller, group_nodes, seats_by_unit
 from dovetail.scheduling.plan import Plan, PlannedUse, UnitPlan
 from dovetail.scheduling.predicted_rate import predict_rate
 from dovetail.scheduling.sizing import Sizing, add_headroom, resource_limits
+from dovetail.scheduling.stage_rates import ASSUMED, GIVEN, MEASURED, StageRates, stage_rates
 from dovetail.text_format import format_number
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.seat import Seat
-    from dovetail.scheduling.demand import Profile
     from dovetail.scheduling.packing import NodeGroups
+    from dovetail.scheduling.stage_rates import Profile
 
 DEFAULT_HEADROOM = 1.5
 IDLE_GPU_WARNING_SHARE = 0.5

@@ -1,7 +1,7 @@
 """Broken workers: which failures are the fault of the worker, and replacement of such a worker.
 
 An exception that means a broken process (`CallFailure.worker_broken`) replaces its worker at once. Otherwise items that
-fail are held until their worker passes another call, has nothing else to do, or is suspected (see `failure_streak`):
+fail are held until their worker passes another call, has nothing else to do, or is suspected (`broken_worker_rule`):
 
 | the worker | its held items |
 |---|---|
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from dovetail.control.events import FailureCause
 from dovetail.control.lifecycle import WorkerState
 from dovetail.pipeline.units import short_unit_name
-from dovetail.streaming.failure_streak import MAX_HELD_CALLS, Trial, is_suspicious
+from dovetail.streaming.broken_worker_rule import is_suspicious
+from dovetail.streaming.failure_streak import MAX_HELD_CALLS, Trial
 from dovetail.streaming.retry import suspects_of_failure
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Cancel, RunBatches, StopWorker
+from dovetail.control.interruption_grace import interruption_grace_s
 from dovetail.control.lifecycle import WorkerState
 from dovetail.control.payload import total_bytes
-from dovetail.control.timeouts import interruption_grace_s
 from dovetail.streaming.epochs import can_join
 from dovetail.streaming.worker_pool import Message
 

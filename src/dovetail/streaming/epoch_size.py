@@ -22,6 +22,13 @@ MIN_BATCHES_PER_EPOCH = 4
 """Least number of batches per epoch of a unit whose last batch may be incomplete, about half full on average."""
 MAX_RELEVANT_SPEED_FACTOR = 2.0
 """A unit that is faster than the slowest by this factor has time for incomplete batches."""
+DURABLE_EPOCH_S = 1.0
+"""Upper limit of the work in one epoch of a run that can be resumed: what a kill costs at most per worker."""
+DURABLE_MESSAGE_S = 0.02
+"""No reader waits for single results of a durable run, and larger messages cost less per item."""
+SERVICE_EPOCH_BATCHES = 8
+"""Epoch size of a service under full load. A dropped request is answered at the end of its epoch, after about this many
+batches; about one batch per epoch is not full."""
 
 
 class EpochSize:

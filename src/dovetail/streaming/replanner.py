@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.control.events import RunFailure
 from dovetail.control.lifecycle import WorkerState
+from dovetail.scheduling.replan.cost_benefit import rules_above_noise
 from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
 from dovetail.scheduling.replan.steps import replan
 from dovetail.streaming.reserved_capacity import is_staying
@@ -17,7 +17,7 @@ from dovetail.text_format import format_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dovetail.scheduling.replan.snapshot import Replan, ReplanRules
+    from dovetail.scheduling.replan.snapshot import Replan
     from dovetail.streaming.feeder import Feeder
     from dovetail.streaming.fleet import Fleet
     from dovetail.streaming.state import StreamState, UnitState
@@ -42,10 +42,6 @@ MIN_ENDS_FOR_BACKLOG = 8
 MIN_BACKLOG_SHARE = 0.8
 MESSAGES_PER_REPLAN = 2
 MAX_INTERVAL_S = 60.0
-MAX_NOISE_SHARE = 0.1
-"""A gain above this share is never attributed to noise."""
-MAX_RELEVANT_SPEED_FACTOR = 2.0
-"""The uncertainty of a unit that is faster than this multiple of the slowest does not matter."""
 DEFAULT_HORIZON_S = 600.0
 MAX_CHANGES_IN_NOTE = 20
 
@@ -346,23 +342,6 @@ class Replanner:
                 if suspect.memory_bytes > largest:
                     suspect.accept_any_worker()
                     unit.mark_dirty_with_parents()
-
-
-def rules_above_noise(rules: ReplanRules, snapshot: Snapshot) -> ReplanRules:
-    """Rules with a minimum gain above the uncertainty of the rates, so that noise does not move workers.
-
-    Only the units near the slowest one count: one that is much faster, or that has no workers, may be uncertain.
-    """
-    workers = Counter(worker.unit for worker in snapshot.workers)
-    known = [
-        (workers[unit.name] * unit.rate / (unit.per_source or 1.0), unit.confidence)
-        for unit in snapshot.units
-        if unit.rate is not None and workers[unit.name]
-    ]
-    slowest = min((speed for speed, _ in known), default=0.0)
-    sure = min((sure for speed, sure in known if speed <= MAX_RELEVANT_SPEED_FACTOR * slowest), default=1.0)
-    noise = 2 - 2 * sure
-    return replace(rules, min_gain=max(rules.min_gain, min(noise, MAX_NOISE_SHARE)))
 
 
 def _worker_snapshot(worker: Worker) -> WorkerSnapshot:

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dovetail.control.events import JOINED
+from dovetail.streaming.flow_control import regrown_batch_size
 
 if TYPE_CHECKING:
     from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost, WorkerStopped
@@ -140,7 +141,7 @@ class ResultHandler:
     def _on_small_batches_passed(self, unit: UnitState, calls: int) -> None:
         """After many small batches try a larger one: the batch that did not fit may have been rare."""
         if unit.count_small_batches(calls):
-            larger = min(2 * unit.batch_size, unit.spec.batch_size)
+            larger = regrown_batch_size(unit.batch_size, unit.spec.batch_size)
             text = (
                 f"{unit.name}: {unit.batches_since_shrink} batches succeeded with {unit.batch_size} items; "
                 f"batch size raised to {larger}"

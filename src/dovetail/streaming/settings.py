@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import HostedObject
-from dovetail.scheduling.demand import ASSUMED
-from dovetail.scheduling.replan.snapshot import ReplanRules
+from dovetail.scheduling.replan.cost_benefit import ReplanRules
+from dovetail.scheduling.stage_rates import ASSUMED
 
 if TYPE_CHECKING:
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.scheduling.plan import Plan, UnitPlan
+
+FIRST_REPLAN_S = 1.0
+"""`first_replan_s` of runs and services."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Note
 from dovetail.control.lifecycle import LEGAL_RUN_MOVES, RunState, WorkerState, checked_move
+from dovetail.streaming import flow_control
 from dovetail.streaming.failure_streak import UnitFailures
 from dovetail.streaming.queues import UnitQueue
 from dovetail.streaming.throughput import ThroughputEstimator
@@ -224,20 +225,9 @@ class StreamState:
 
 BARRIER_BATCH_ITEMS = 1 << 40
 """Batch size of a barrier: its batch is sent when its input is complete, and not before."""
-MIN_HOPS_PER_MESSAGE = 20
-"""Least work per message, as a multiple of the time that the message takes to reach the worker."""
-PREFETCH_HOP_SHARE = 0.01
-"""Workers get a message in advance when the transport costs more than this share of the work."""
-MESSAGES_PER_TUNING = 32
-"""Messages between two adjustments of the message size; at the beginning fewer."""
-MAX_MESSAGE_BYTES = 4 << 20
-"""Maximum input or output per message, unless a single batch is larger."""
 MIN_SAME_COUNT_CALLS = 16
 """Calls in succession, from the first one, that return as many items as they get before a unit is taken to return one
 result per item, in their order."""
-MAX_QUEUE_BYTES = 32 << 20
-"""Maximum of the bytes that wait in front of a unit, unless the next messages of its workers are larger."""
-FIRST_BATCHES_BEFORE_REGROW = 100
 
 
 class UnitState:
@@ -378,7 +368,7 @@ class UnitState:
         """Messages since the last replan after whose end every worker had more to do, or at least one had not."""
         self.batches_since_shrink = 0
         """Batches that succeeded since the batch size was reduced."""
-        self.batches_before_regrow = FIRST_BATCHES_BEFORE_REGROW
+        self.batches_before_regrow = flow_control.FIRST_BATCHES_BEFORE_REGROW
         self.idle_since: float | None = None
 
     def _init_counters(self) -> None:
@@ -606,7 +596,7 @@ class UnitState:
         if self.waits_for_seats:
             return True
         queue = self.queue
-        limit = min(self.byte_share, max(MAX_QUEUE_BYTES, self.guaranteed_queue_bytes))
+        limit = flow_control.queue_limit_bytes(self.byte_share, self.guaranteed_queue_bytes)
         if queue.items < self.max_queued_items and queue.bytes + self.incoming_bytes < limit:
             return True
         # If nothing happens here, more input must arrive: the queue may hold the ends of several epochs, which make no
@@ -635,30 +625,27 @@ class UnitState:
     def preferred_queue_items(self) -> float:
         """Items that wait when every slot of its workers has some messages in store."""
         slots = max(1, len(self.workers)) * self.pool.max_messages
-        messages = max(self.options.queued_messages_per_slot * slots, self.options.min_queued_messages)
-        return messages * self.message_items
+        return flow_control.preferred_queue_items(self.options, slots, self.message_items)
 
     def update_queue_limit(self) -> None:
-        """Set the queue limit so that no worker starves and little waits: some messages per worker slot, and what the
-        parents produce in two rounds, because one of their messages may produce many items."""
+        """Set the limits of the queue (`flow_control`)."""
         slots = max(1, len(self.workers)) * self.pool.max_messages
         before = self.max_queued_items
         produced = sum(
             max(1, len(parent.workers)) * parent.pool.max_messages * parent.message_items * parent.throughput.returns
             for parent in self.parents
         )
-        self.max_queued_items = max(
-            2 * self.batch_size, int(self.preferred_queue_items), int(2 * produced) if produced > slots else 0
+        preferred = self.preferred_queue_items
+        self.max_queued_items = flow_control.queue_limit_items(self.batch_size, preferred, slots, produced)
+        self.guaranteed_queue_bytes = flow_control.guaranteed_queue_bytes(
+            slots, self.message_items, self.bytes_per_item
         )
-        self.guaranteed_queue_bytes = int(2 * slots * self.message_items * self.bytes_per_item)
         if self.max_queued_items > before:
             self.mark_dirty_with_parents()
 
     def tune_messages_and_schedule(self) -> None:
-        """Adjust the message size, and set when to do so next: soon at the beginning, then every MESSAGES_PER_TUNING
-        messages."""
-        due = self.next_tuning_messages
-        self.next_tuning_messages = max(2 * due, 1) if due < MESSAGES_PER_TUNING else due + MESSAGES_PER_TUNING
+        """Adjust the message size, and set when to do so next."""
+        self.next_tuning_messages = flow_control.messages_until_tuning(self.next_tuning_messages)
         self.tune_messages()
 
     def tune_messages(self) -> None:
@@ -666,21 +653,10 @@ class UnitState:
         seconds = self.throughput.seconds_per_item
         if seconds is None or self.spec.barrier:
             return
-        options = self.options
-        batch = self.batch_size
-        per_batch = seconds * batch
-        message_s = max(options.target_message_s, MIN_HOPS_PER_MESSAGE * options.hop_s)
-        batches = 1 if per_batch >= message_s else int(message_s / max(per_batch, 1e-9)) or 1
-        if self.bytes_per_item:
-            batches = max(1, min(batches, int(MAX_MESSAGE_BYTES / (self.bytes_per_item * batch))))
-        recycle = self.spec.recycle_batches
-        if recycle is not None:
-            batches = min(batches, recycle)
-        self.message_items = max(1, min(batches, options.max_message_items // batch or 1)) * batch
-        message_s = seconds * self.message_items
-        may_wait = self.spec.timeout_s is None and recycle is None
-        prefetch = may_wait and options.hop_s > PREFETCH_HOP_SHARE * message_s
-        depth = self.spec.slots + prefetch
+        spec, options = self.spec, self.options
+        self.message_items = flow_control.message_items(spec, options, self.batch_size, seconds, self.bytes_per_item)
+        prefetch = flow_control.gets_message_ahead(spec, options, seconds * self.message_items)
+        depth = spec.slots + prefetch
         if depth != self.pool.max_messages:
             self.pool.set_max_messages(depth)
             self.dirty = True

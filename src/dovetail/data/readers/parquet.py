@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.io_errors import CONTENT_MISMATCH, cannot_read, missing_source_package, source_changed
-from dovetail.data.readers.cursor import describe_files, files_fingerprint, limit_rows_by_bytes
+from dovetail.data.readers.cursor import describe_files, limit_rows_by_bytes
 from dovetail.data.readers.file_discovery import check_unchanged, file_system, is_remote
+from dovetail.data.readers.fingerprint import files_fingerprint
 from dovetail.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.payload import BadRow
-from dovetail.data.readers.cursor import describe_files, files_fingerprint
+from dovetail.data.readers.cursor import describe_files
 from dovetail.data.readers.file_discovery import file_system, is_remote
+from dovetail.data.readers.fingerprint import files_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.data.io_errors import CONTENT_MISMATCH, cannot_read, source_changed
 from dovetail.data.readers.block_reader import BlockReader
-from dovetail.data.readers.cursor import describe_files, files_fingerprint, nearest_mark
+from dovetail.data.readers.cursor import describe_files, nearest_mark
 from dovetail.data.readers.file_discovery import check_local_unchanged
+from dovetail.data.readers.fingerprint import files_fingerprint
 from dovetail.data.readers.row_parser import LineFormat, parse_rows, read_csv_records
 from dovetail.errors import ConfigError, Problem, did_you_mean
 

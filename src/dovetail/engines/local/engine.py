@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
 from dovetail.control.engine import DEFAULT_CALL, CallOptions
 from dovetail.control.events import BatchesReturned, LossCause, WorkerLost, WorkerReady, WorkerStopped
-from dovetail.engines.local import process_setup
+from dovetail.engines import payload_memory
+from dovetail.engines.local import driver_setup
 from dovetail.engines.local.breadcrumbs import BreadcrumbTable
 from dovetail.engines.local.call_body import CallBody, to_portable, to_shared_memory
 from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit
@@ -83,14 +84,14 @@ class LocalEngine:
         exceeds its request). `start_server` is called when the first worker starts, with the descriptor of the
         breadcrumbs and the environment of the server (None: that of this process).
         """
-        process_setup.raise_descriptor_limit()
+        driver_setup.raise_descriptor_limit()
         open_standard_descriptors()
-        self._folder = folder or process_setup.make_temporary_folder()
+        self._folder = folder or driver_setup.make_temporary_folder()
         self._breadcrumbs = BreadcrumbTable()
         self._launcher = WorkerLauncher(
             folder, self._folder / "spool", cluster, self._breadcrumbs, pin_cpus=pin_cpus, driver=home
         )
-        there = process_setup.total_memory_bytes() // process_setup.PAYLOAD_MEMORY_DIVISOR
+        there = payload_memory.total_memory_bytes() // payload_memory.PAYLOAD_MEMORY_DIVISOR
         self._numbers = count(1)
         self._payloads = PayloadTable(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
         # see data.interfaces.PayloadStore. Thread: any, but one `store` at a time
@@ -291,7 +292,7 @@ class LocalEngine:
         self._epoll.close()
         self._payloads.close()
         if not self.keep_spool:
-            process_setup.remove_folder(self._folder / "spool")
+            driver_setup.remove_folder(self._folder / "spool")
         self._breadcrumbs.close()
         self._wakeup.close()
 

@@ -28,7 +28,7 @@ from ray.exceptions import GetTimeoutError
 
 from dovetail.control.commands import Cancel, HostedObject, StartWorker
 from dovetail.control.engine import CallOptions
-from dovetail.engines.local import process_setup
+from dovetail.engines.local import driver_setup
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.local.memory_watch import MemoryWatch
 from dovetail.engines.local.payload_codec import join_layout, pack_items, pack_split, part_lengths
@@ -125,7 +125,7 @@ class AgentSession:
 
     def __init__(self, setup: AgentSetup) -> None:
         shared = bool(setup.folder) and sees_marker(Path(setup.folder), setup.token)
-        self._folder = Path(setup.folder) if shared else process_setup.make_temporary_folder()
+        self._folder = Path(setup.folder) if shared else driver_setup.make_temporary_folder()
         self._shared = shared
         self._engine = LocalEngine(
             self._folder,
@@ -249,7 +249,7 @@ class AgentSession:
         self.peers.close()
         last = self._monitor.close(received)
         if not self._shared:
-            process_setup.remove_folder(self._folder)
+            driver_setup.remove_folder(self._folder)
         return last
 
     # --- the thread of the session

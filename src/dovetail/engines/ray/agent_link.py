@@ -1,10 +1,7 @@
-"""Links from the driver to agents, and failure detection: silent agents, nodes that left, a silent Ray head, Ray shut
-down. Driver side.
+"""Links from the driver to agents. Driver side.
 
-`agent_pool` creates an `AgentLink` per agent. The thread of `AgentListener` collects the answers of all agents, that of
-`ClusterWatcher` polls Ray's list of nodes; both put what they find into the inbox of `engine`. `node_loss` describes
-what follows. An agent answers at least every 0.5 s; one that is silent for longer than its time limit is lost, even if
-Ray lists its node as alive: Ray needs 14 to 66 s to detect that.
+`agent_pool` creates an `AgentLink` per agent. The thread of `AgentListener` collects the answers of all agents and puts
+them into the inbox of `engine`, with the agents that are silent for longer than the limits of `failure_detection`.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -20,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from dovetail.engines.ray.discovery import NoNodesError, has_same_nodes
+from dovetail.engines.ray.failure_detection import (
+    DRIVER_STALL_S,
+    RUNTIME_ENV_TIMEOUT_S,
+    SILENCE_TIMEOUT_S,
+    SILENT_HEAD_MESSAGE,
+    START_TIMEOUT_S,
+    HeadWatchdog,
+    RayLost,
+    diagnose_ray_error,
+)
 from dovetail.engines.ray.protocol import (
     HEARTBEAT_S,
     MESSAGE_OVERHEAD_BYTES,
@@ -31,72 +36,13 @@ from dovetail.engines.ray.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from queue import SimpleQueue
 
-    from dovetail.engines.ray.discovery import DiscoveredCluster
     from dovetail.engines.ray.protocol import AgentHello, AgentSetup, Op
     from dovetail.engines.ray.worker_logs import ReceivedOffsets
 
-SHUTDOWN_MESSAGE = "this program called ray.shutdown() while a run used Ray"
-SHUTDOWN_FIX = "call run.wait() before ray.shutdown()"
-STATUS_FIX = "check that the cluster is running: ray status"
-HEAD_TIMEOUT_S = 30.0
-"""Limit for an answer of Ray's head. After 60 s Ray itself would end the driver's process."""
-SILENT_HEAD_MESSAGE = f"Ray's head has not answered for {HEAD_TIMEOUT_S:g} s"
 
-
-@dataclass(frozen=True, slots=True)
-class RayLost:
-    """Ray cannot be used any more. Put into the inbox once."""
-
-    why: str
-    fix: str = STATUS_FIX
-    agents_lost: bool = True
-    """Whether the agents cannot be reached either."""
-
-
-def diagnose_ray_error(error: BaseException) -> RayLost:
-    """Reason for an error of a call into Ray that normally cannot fail."""
-    if isinstance(error, SystemExit) or not ray.is_initialized():
-        return RayLost(SHUTDOWN_MESSAGE, SHUTDOWN_FIX)
-    text = str(error).strip().splitlines()
-    return RayLost(f"Ray is gone: {type(error).__name__}: {text[0] if text else 'no reason given'}")
-
-
-class HeadWatchdog:
-    """Measures how long Ray's head has not answered. One thread asks the head, and may block without limit; another one
-    measures."""
-
-    def __init__(self) -> None:
-        self._silent_s = 0.0
-        self._asked = False
-
-    @contextmanager
-    def probe(self) -> Iterator[None]:
-        """Mark the time in which the thread waits for the head."""
-        self._silent_s, self._asked = 0.0, True
-        try:
-            yield
-        finally:
-            self._asked = False
-
-    def has_expired(self, more_s: float) -> bool:
-        """Add running time of this process; true once, when the limit is exceeded."""
-        before, self._silent_s = self._silent_s, self._silent_s + more_s if self._asked else 0.0
-        return before < HEAD_TIMEOUT_S <= self._silent_s
-
-
-SILENCE_TIMEOUT_S = 5.0
-"""An agent that sent no answer for longer than this is lost."""
-START_TIMEOUT_S = 60.0
-"""The same for the first answer of a new agent."""
-RUNTIME_ENV_TIMEOUT_S = 600.0
-"""Added for an agent whose runtime_env must be created first; Ray has its own, shorter limit."""
-DRIVER_STALL_S = 1.0
-"""If the driver itself did not run for this long, silence proves nothing."""
 MAX_PENDING_FREES = 64
-NODE_POLL_S = 1.0
 
 
 class AgentLink:
@@ -317,44 +263,3 @@ class AgentListener:
                 self._inbox.put((None, message))
             else:
                 self._scheduled.append((due, message))
-
-
-class ClusterWatcher:
-    """Thread that polls the cluster every second and puts (None, DiscoveredCluster) into the inbox, or (None,
-    NoNodesError). `discover` costs more than `nodes` and is called only when nodes have joined or left."""
-
-    def __init__(
-        self,
-        inbox: SimpleQueue[Any],
-        discover: Callable[[], DiscoveredCluster],
-        nodes: Callable[[], list[Any]] = ray.nodes,
-        head: HeadWatchdog | None = None,
-    ) -> None:
-        self._inbox = inbox
-        self._discover = discover
-        self._nodes = nodes
-        self._head = head or HeadWatchdog()
-        self._seen: DiscoveredCluster | None = None
-        self._closing = Event()
-        self._thread = Thread(target=self._run, name="dovetail-nodes", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join(NODE_POLL_S)
-
-    def _run(self) -> None:
-        while not self._closing.wait(NODE_POLL_S):
-            with suppress(Exception):  # a failed poll proves nothing; the next one may succeed
-                self._inbox.put((None, self._observe()))
-
-    def _observe(self) -> DiscoveredCluster | NoNodesError:
-        with self._head.probe():
-            rows = self._nodes()  # blocks without limit if the head is gone
-        if self._seen is None or not has_same_nodes(self._seen, rows):
-            self._seen = None
-            try:
-                self._seen = self._discover()
-            except NoNodesError as error:
-                return error
-        return self._seen

@@ -20,7 +20,7 @@ from threading import Lock, Thread, get_ident
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.engine import CallNotSentError, WorkerLostError
-from dovetail.engines.local import process_setup
+from dovetail.engines.local import driver_setup
 from dovetail.engines.local.call_body import CallBody
 from dovetail.engines.local.outgoing_link import OutgoingCall, OutgoingLink, receive_once
 from dovetail.engines.local.protocol import LINK_OPEN, LINK_REFUSED, LINK_RELAYED, close_descriptors, encode_frame
@@ -292,7 +292,7 @@ class CallLinks:
     def _start_thread(self) -> select.epoll:
         with self._starting:
             if self._epoll is None:
-                process_setup.raise_descriptor_limit()
+                driver_setup.raise_descriptor_limit()
                 self._epoll = select.epoll()
                 self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._epoll.register(self._wakeup, select.EPOLLIN)

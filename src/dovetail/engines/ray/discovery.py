@@ -1,6 +1,6 @@
 """Discovery of a Ray cluster: nodes, GPUs, labels and custom resources, and how much other programs use.
 
-`runtime` calls `discover` before planning, and `agent_link.ClusterWatcher` while a run goes. Everything from
+`runtime` calls `discover` before planning, and `failure_detection.ClusterWatcher` while a run goes. Everything from
 `parse_groups` on is pure.
 """
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from dovetail.control.payload import PartFileRange, Segment
-from dovetail.engines.local import process_setup
+from dovetail.engines import payload_memory
 from dovetail.engines.local.payload_table import PayloadTable, SpoolRef
 from dovetail.engines.ray.protocol import AT_AGENT, IN_ANSWER, IN_FILE, IN_PIECES, MESSAGE_OVERHEAD_BYTES
 from dovetail.engines.ray.transfers import TransferQueue
@@ -82,7 +82,7 @@ class DriverPayloads:
 
     def __init__(self, spill: Path, memory_bytes: int, numbers: Iterator[int], stores: Mapping[str, int]) -> None:
         """`stores`: node -> size of its object store in bytes, where known."""
-        limit = process_setup.total_memory_bytes() // process_setup.PAYLOAD_MEMORY_DIVISOR
+        limit = payload_memory.total_memory_bytes() // payload_memory.PAYLOAD_MEMORY_DIVISOR
         self._payloads = PayloadTable(spill, min(memory_bytes or limit, limit), numbers)
         self._numbers = numbers
         self.transfers = TransferQueue(stores)

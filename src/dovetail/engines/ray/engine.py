@@ -19,13 +19,14 @@ import ray
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
 from dovetail.control.engine import DEFAULT_CALL, CallOptions
 from dovetail.control.events import BatchesReturned, LossCause, WorkerLost, WorkerStopped
-from dovetail.engines.local import process_setup
-from dovetail.engines.ray.agent_link import AgentListener, ClusterWatcher, HeadWatchdog
+from dovetail.engines.local import driver_setup
+from dovetail.engines.ray.agent_link import AgentListener
 from dovetail.engines.ray.agent_pool import AgentPool, runtime_env_key
 from dovetail.engines.ray.attachment import AUTO_INIT
 from dovetail.engines.ray.call_links import READ_IN_CALLER_S
 from dovetail.engines.ray.driver_calls import DriverCalls
 from dovetail.engines.ray.driver_payloads import DriverPayloads
+from dovetail.engines.ray.failure_detection import ClusterWatcher, HeadWatchdog
 from dovetail.engines.ray.message_handlers import MessageHandlers
 from dovetail.engines.ray.metrics import ClusterMetrics
 from dovetail.engines.ray.node_loss import NodeLoss
@@ -59,7 +60,7 @@ class RayEngine:
 
     def __init__(self, folder: Path | None, context: RayRunContext) -> None:
         AUTO_INIT.disable()  # until `close`
-        self._folder = folder or process_setup.make_temporary_folder()
+        self._folder = folder or driver_setup.make_temporary_folder()
         self._numbers = count(1)
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._lock = RLock()
@@ -214,7 +215,7 @@ class RayEngine:
                 self.reservation.close()
             self.payloads.close()
             if not self.keep_spool:
-                process_setup.remove_folder(self._folder / "spool")
+                driver_setup.remove_folder(self._folder / "spool")
             AUTO_INIT.restore()
 
     def prepare(self, hosted: Iterable[HostedObject]) -> None:

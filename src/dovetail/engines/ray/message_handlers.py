@@ -24,16 +24,17 @@ from dovetail.control.events import (
     WorkerStopped,
 )
 from dovetail.engines.ray import protocol
-from dovetail.engines.ray.agent_link import RayLost, RestartAgent
+from dovetail.engines.ray.agent_link import RestartAgent
 from dovetail.engines.ray.agent_pool import FIX_RUNTIME_ENV
 from dovetail.engines.ray.discovery import NoNodesError
 from dovetail.engines.ray.environment import missing_variable_hint
+from dovetail.engines.ray.failure_detection import RayLost
 from dovetail.engines.ray.node_loss import DEAD_NODE
-from dovetail.engines.ray.protocol import AgentHello, dovetail_version
+from dovetail.engines.ray.protocol import FIX_VERSION, AgentHello, version_problem
+from dovetail.engines.ray.shared_storage import storage_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from dovetail.control.events import Event
     from dovetail.engines.ray.agent_link import AgentLink
@@ -49,7 +50,6 @@ NODE_DIED_MESSAGE = "its node has died"
 CREATION_MESSAGE = "creation task"
 """In Ray's error when the constructor of an actor failed."""
 EXCEPTION_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception|Exit|Found)\b")
-_FIX_VERSION = "install the same dovetail-ml, with the same Python, on all nodes (pip install 'dovetail-ml[ray]')"
 
 
 class MessageHandlers:
@@ -158,8 +158,8 @@ class MessageHandlers:
         ids = engine.agents.context.ids
         self._excluded_nodes[node] = ids.pop(node, "")
         if not ids:
-            self._emit(FailRun(wrong, code="DT404", fix=_FIX_VERSION))
-        engine.losses.lose_node(node, f"DT404 {wrong}: {_FIX_VERSION}")
+            self._emit(FailRun(wrong, code="DT404", fix=FIX_VERSION))
+        engine.losses.lose_node(node, f"DT404 {wrong}: {FIX_VERSION}")
 
     def _on_hello(self, link: AgentLink, *fields: Any) -> None:
         link.hello = hello = AgentHello(*fields)
@@ -167,7 +167,7 @@ class MessageHandlers:
         del self._failed_starts[link.node, link.runtime_env]
         agents = self._engine.agents
         context = agents.context
-        wrong = _version_problem(link.node, hello) or _storage_problem(link.node, hello, agents.folder)
+        wrong = version_problem(link.node, hello) or storage_problem(link.node, hello, agents.folder)
         if wrong is not None:
             self._refuse(link, *wrong)
             return
@@ -334,41 +334,6 @@ class MessageHandlers:
 
 
 _FIX_BLOCK = "write the dataset to files on shared storage, and read those: dataset.write_parquet(...)"
-_FIX_SOURCE = "put it on storage that all nodes share, under the same path, or use an address such as s3://"
-_FIX_SINK = (
-    'write to storage that all nodes share, under the same path: sink="/shared/out.jsonl", --sink /shared/out.jsonl'
-)
-_FIX_RUN_DIR = 'use a run folder on storage that all nodes share: run_dir="/shared/run" or --run-dir /shared/run'
-
-
-def _version_problem(node: str, hello: AgentHello) -> tuple[str, str, str] | None:
-    """Error code, message and fix; None if the versions are equal."""
-    here = dovetail_version()
-    if hello.version == here:
-        return None
-    theirs = hello.version or "without a version"
-    return (
-        "DT404",
-        f"node {node} has Dovetail {theirs}, but the driver has {here or 'one without a version'}",
-        _FIX_VERSION,
-    )
-
-
-def _storage_problem(node: str, hello: AgentHello, folder: Path) -> tuple[str, str, str] | None:
-    """Error code, message and fix; None if the node sees everything it needs."""
-    if hello.missing_sources:
-        more = f" and {len(hello.missing_sources) - 3} more" if len(hello.missing_sources) > 3 else ""
-        missing = f"{', '.join(hello.missing_sources[:3])}{more}"
-        return "DT405", f"node {node} does not see the source: {missing}", _FIX_SOURCE
-    if hello.unwritable_folders:
-        is_run_folder = str(folder) in hello.unwritable_folders[0]
-        where = hello.unwritable_folders[0] if is_run_folder else hello.unwritable_folders[0].rpartition("/")[0]
-        return (
-            "DT401",
-            f"node {node} does not see {where}, into which workers write results",
-            _FIX_RUN_DIR if is_run_folder else _FIX_SINK,
-        )
-    return None
 
 
 def _last_error(text: str) -> str:

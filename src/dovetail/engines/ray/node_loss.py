@@ -1,8 +1,8 @@
 """Loss of a node and loss of Ray: everything that follows when an agent is silent. Driver side.
 
 Four places detect it, and each puts a message into the engine's inbox: `agent_link.AgentListener` (an agent is silent
-or has died), `node_monitor` on a node (operation "node_unhealthy": its raylet hangs), `agent_link.ClusterWatcher` (Ray
-reports a node dead) and `agent_link.HeadWatchdog` (Ray's head is silent). `message_handlers` decides what the message
+or has died), `node_monitor` on a node (operation "node_unhealthy": its raylet hangs), `ClusterWatcher` (Ray reports a
+node dead) and `HeadWatchdog` (Ray's head is silent) of `failure_detection`. `message_handlers` decides what the message
 means and calls `lose_node`, `on_node_back` or `lose_ray` here. These end the workers, release the payloads and the
 reservation, notify the controller by events, and let `agent_pool` start another agent.
 """
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import ray
 
 from dovetail.control.events import FailRun, LossCause, NodeLeft, WorkerLost
-from dovetail.engines.ray.agent_link import diagnose_ray_error
+from dovetail.engines.ray.failure_detection import diagnose_ray_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dovetail.engines.ray.agent_link import RayLost
     from dovetail.engines.ray.engine import RayEngine
+    from dovetail.engines.ray.failure_detection import RayLost
 
 DEAD_NODE = "Ray reports that it is dead"
 

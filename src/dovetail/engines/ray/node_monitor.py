@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from dovetail.engines.ray import ray_private
+from dovetail.engines.ray.failure_detection import HUNG_RAYLET_S, UNSEEN_RAYLET_S
 from dovetail.engines.ray.metrics import NodeMeter
 from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES, SizedOp
 from dovetail.engines.ray.worker_logs import LogShipper
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.worker_logs import LogPiece, ReceivedOffsets
 
 RAYLET_PROBE_S = 1.0
-HUNG_RAYLET_S = 4.0
-"""A raylet that stored no object for this long, and got no CPU time, counts as hung."""
-UNSEEN_RAYLET_S = 30.0
-"""The same where its CPU time is unknown: it may be busy with a full object store."""
 AGENT_STALL_S = 1.0
 """If the agent itself did not run for this long, the silence of the raylet proves nothing."""
 MEASURE_S = 1.0

@@ -57,6 +57,7 @@ AT_AGENT, IN_ANSWER, IN_FILE, WRITTEN, IN_PIECES = 0, 1, 2, 3, 4
 answers."""
 
 Op = tuple[Any, ...]
+FIX_VERSION = "install the same dovetail-ml, with the same Python, on all nodes (pip install 'dovetail-ml[ray]')"
 
 
 class AgentSetup(NamedTuple):
@@ -270,3 +271,16 @@ def split_payloads(data: bytes, sizes: list[tuple[int, ...]]) -> list[memoryview
         found.append(view[at : at + length])
         at += length
     return found
+
+
+def version_problem(node: str, hello: AgentHello) -> tuple[str, str, str] | None:
+    """Error code, message and fix; None if the versions are equal."""
+    here = dovetail_version()
+    if hello.version == here:
+        return None
+    theirs = hello.version or "without a version"
+    return (
+        "DT404",
+        f"node {node} has Dovetail {theirs}, but the driver has {here or 'one without a version'}",
+        FIX_VERSION,
+    )

@@ -1,7 +1,7 @@
 """Shared storage check: whether a node sees the run folder, the source and the sink of the driver.
 
 The driver writes a marker file into its folders, and an agent looks for it (`agent.AgentSession`); `message_handlers`
-refuses nodes that do not see them.
+refuses nodes that do not see them, by `storage_problem`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dovetail.engines.ray.protocol import AgentHello
+
 MARKER_PREFIX = ".shared-"
+_FIX_SOURCE = "put it on storage that all nodes share, under the same path, or use an address such as s3://"
+_FIX_SINK = (
+    'write to storage that all nodes share, under the same path: sink="/shared/out.jsonl", --sink /shared/out.jsonl'
+)
+_FIX_RUN_DIR = 'use a run folder on storage that all nodes share: run_dir="/shared/run" or --run-dir /shared/run'
 
 
 def write_marker(folder: str | Path) -> str:
@@ -56,3 +63,20 @@ def _is_readable(path: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def storage_problem(node: str, hello: AgentHello, folder: Path) -> tuple[str, str, str] | None:
+    """Error code, message and fix; None if the node sees everything it needs."""
+    if hello.missing_sources:
+        more = f" and {len(hello.missing_sources) - 3} more" if len(hello.missing_sources) > 3 else ""
+        missing = f"{', '.join(hello.missing_sources[:3])}{more}"
+        return "DT405", f"node {node} does not see the source: {missing}", _FIX_SOURCE
+    if hello.unwritable_folders:
+        is_run_folder = str(folder) in hello.unwritable_folders[0]
+        where = hello.unwritable_folders[0] if is_run_folder else hello.unwritable_folders[0].rpartition("/")[0]
+        return (
+            "DT401",
+            f"node {node} does not see {where}, into which workers write results",
+            _FIX_RUN_DIR if is_run_folder else _FIX_SINK,
+        )
+    return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     PayloadInfo = tuple[int, int, tuple[int, ...]]
     """Key, items and sizes of a payload."""
 
-OBJECT_STORE_DIVISOR = 4
+TRANSFER_STORE_DIVISOR = 4
 """Transfers into a node, and out of it, each occupy at most 1/4 of its object store; one transfer is always allowed."""
 
 
@@ -91,7 +91,7 @@ class TransferQueue:
 
     def _has_space(self, end: tuple[str, str], size: int) -> bool:
         store = self._stores.get(end[0], 0)
-        return not store or not self._bytes[end] or self._bytes[end] + size <= store // OBJECT_STORE_DIVISOR
+        return not store or not self._bytes[end] or self._bytes[end] + size <= store // TRANSFER_STORE_DIVISOR
 
     def _begin(self, transfer: Transfer) -> None:
         self._active[transfer.number] = transfer

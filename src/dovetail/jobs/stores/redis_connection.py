@@ -16,18 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.errors import ConfigError, Problem, short_repr
-from dovetail.jobs.claim_policy import DEFERRAL_KEPT_MS, MAX_RESERVE_TRIES, RESERVE_AFTER_MS, RESERVE_AGAIN_MS
+from dovetail.jobs.claim_reservations import MAX_RESERVE_TRIES, RESERVE_AFTER_MS, RESERVE_AGAIN_MS
 from dovetail.jobs.job import DEFAULT_QUEUE, NORMAL_RETRIES
-from dovetail.jobs.ordering import AGEING_MS_PER_STEP, MAX_DOUBLINGS
+from dovetail.jobs.ordering import AGEING_MS_PER_STEP
+from dovetail.jobs.retry_backoff import MAX_DOUBLINGS
 from dovetail.jobs.state_machine import PREEMPTED, PREEMPTIONS_KEPT
-from dovetail.jobs.store import (
-    DUE_PER_STEP,
-    SCHEMA_VERSION,
-    WORKER_FORGOTTEN_MS,
-    StoreUnavailableError,
-    StoreVersionError,
-)
+from dovetail.jobs.store import DUE_PER_STEP, SCHEMA_VERSION, StoreUnavailableError, StoreVersionError
 from dovetail.jobs.transaction import LEASE_EXPIRED
+from dovetail.jobs.worker_choice import DEFERRAL_KEPT_MS
+from dovetail.jobs.worker_liveness import WORKER_FORGOTTEN_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,7 +36,8 @@ from dovetail.resources.resources import Resources
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dovetail.jobs.job_function import Application, JobFunction
+    from dovetail.jobs.application import Application
+    from dovetail.jobs.job_function import JobFunction
     from dovetail.jobs.store import Store
     from dovetail.jobs.stores.redis_store import RedisStore
 

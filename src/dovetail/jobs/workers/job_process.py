@@ -23,8 +23,9 @@ from dovetail.engines.local.supervisor import become_subreaper, load_libc
 from dovetail.engines.local.timestamped_output import TimestampedOutput
 from dovetail.engines.local.worker_environment import THREAD_VARIABLES
 from dovetail.errors import DovetailError
+from dovetail.jobs.application import Application
 from dovetail.jobs.job import Outcome
-from dovetail.jobs.job_function import Application, JobFunction
+from dovetail.jobs.job_function import JobFunction
 from dovetail.jobs.payload_codec import NO_CALL, PayloadCodec
 from dovetail.jobs.workers.current_job import CurrentJob
 from dovetail.jobs.workers.job_call import JobStopped, call_job

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.events import LossCause
@@ -37,11 +38,11 @@ from dovetail.jobs.workers.job_process import (
     ending_from_frame,
     server_environment,
 )
+from dovetail.jobs.workers.memory_limit import excess_text, used_bytes
 from dovetail.jobs.workers.retry_memory import next_shape
 from dovetail.jobs.workers.running_attempt import RunningAttempt, StopReason
-from dovetail.jobs.workers.warm_pool import WarmPool
+from dovetail.jobs.workers.warm_pool import WarmPool, is_worn
 from dovetail.machine.processes import private_bytes
-from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -538,7 +539,7 @@ class ProcessRunner:
         del self._by_key[attempt.key]
         self._logs.close(process.log)
         self._warm.learn(attempt, process.used_models)
-        if self._is_worn(process):
+        if is_worn(process.runs, self._recycle_jobs, self._recycle_bytes, partial(self._own_bytes, process)):
             self._end_warm(process)
         else:
             self._warm.add(process)
@@ -548,13 +549,11 @@ class ProcessRunner:
         code = 0 if ending.outcome is Outcome.SUCCEEDED else None
         self._sink.finish(attempt, completion._replace(exit_code=code, peak_memory_bytes=process.peak_bytes or None))
 
-    def _is_worn(self, process: JobProcess) -> bool:
-        if self._recycle_jobs is not None and process.runs >= self._recycle_jobs:
-            return True
-        if self._recycle_bytes is None or process.pid is None:
-            return False
-        size = private_bytes([process.pid]).get(process.pid, 0)
-        return size - self._model_bytes(process) >= self._recycle_bytes
+    def _own_bytes(self, process: JobProcess) -> int:
+        """Memory of a process without its cached models."""
+        if process.pid is None:
+            return 0
+        return private_bytes([process.pid]).get(process.pid, 0) - self._model_bytes(process)
 
     def _end_warm(self, process: JobProcess) -> None:
         """Ask an idle process to close its models and exit; kill it if it does not."""
@@ -672,16 +671,12 @@ class ProcessRunner:
             self._logs.check(process.log)
 
     def _check_memory(self, process: JobProcess, size: int) -> None:
-        """Measure the memory of the attempt, and end it above its request. Memory from before the attempt and cached
-        models, which are reserved separately, do not count."""
-        loaded = self._model_bytes(process) - process.base_model_bytes
-        used = max(0, size - process.base_bytes - max(0, loaded))
+        """Measure the memory of the attempt, and end it above its request (`memory_limit`)."""
+        used = used_bytes(size, process.base_bytes, self._model_bytes(process), process.base_model_bytes)
         process.peak_bytes = max(process.peak_bytes, used)
-        limit = process.attempt.shape.memory_bytes
-        if used > limit:
-            self._end_for_memory(
-                process, f"it used {format_size(used)} of memory and had requested {format_size(limit)}"
-            )
+        excess = excess_text(used, process.attempt.shape.memory_bytes)
+        if excess:
+            self._end_for_memory(process, excess)
 
     def _end_for_memory(self, process: JobProcess, detail: str) -> None:
         """Kill at once: a process that cleans up may first exhaust the memory of the machine."""

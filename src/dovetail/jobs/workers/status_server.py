@@ -26,7 +26,7 @@ from dovetail.errors import ConfigError, DovetailError, Problem
 from dovetail.jobs.job_view import job_data, queue_data, queue_work, worker_data
 from dovetail.jobs.metrics import CONTENT_TYPE, metrics_text, work_families
 from dovetail.jobs.store import StoreUnavailableError
-from dovetail.jobs.workers.worker_status import readiness_problem
+from dovetail.jobs.workers.readiness import readiness_problem
 from dovetail.runtime.http_json import JsonHandler, JsonServer, RequestError, is_header_value, is_loopback
 
 if TYPE_CHECKING:

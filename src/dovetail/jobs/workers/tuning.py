@@ -24,8 +24,9 @@ from dovetail.text_format import cut_text, format_count, format_number
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dovetail.jobs.application import Application
     from dovetail.jobs.job import Attempt, JobRecord
-    from dovetail.jobs.job_function import Application, JobFunction
+    from dovetail.jobs.job_function import JobFunction
     from dovetail.jobs.job_handle import Job
 
 NO_MEASUREMENT = "DT638"

@@ -1,4 +1,4 @@
-"""Warm processes that wait for a job, and the choice of one by the models that it holds."""
+"""Warm processes that wait for a job, the choice of one by the models that it holds, and when one is ended."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ IDLE_LIMIT_S = 600.0
 """Time without a job after which a process is ended."""
 REMEMBERED = 10_000
 """Maximum number of functions, or values of their model parameters, whose models are remembered."""
+
+
+def is_worn(runs: int, recycle_jobs: int | None, recycle_bytes: int | None, own_bytes: Callable[[], int]) -> bool:
+    """Whether a process is ended after its job: it has run enough jobs, or has grown too large. `own_bytes` measures
+    its memory without cached models, and is called only if that decides."""
+    if recycle_jobs is not None and runs >= recycle_jobs:
+        return True
+    return recycle_bytes is not None and own_bytes() >= recycle_bytes
 
 
 class WarmPool:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.claims.owner import this_process
 from dovetail.errors import UNSET, DovetailError
-from dovetail.jobs.job_function import Application, load_application
+from dovetail.jobs.application import Application, load_application
 from dovetail.jobs.job_logs import JobLogs
 from dovetail.jobs.queue import Queue
 from dovetail.jobs.run_submission import FOLDERS_VARIABLE, resolved_folders
@@ -70,7 +70,7 @@ class Worker:
       or a specification such as "8cpu, 32GB", is used as it is.
     - `isolation`: that of jobs that set none and need none (`isolation.isolation_of`).
     - `grace`: time for running jobs when the worker stops. `kill_grace`: from SIGTERM to SIGKILL of a job.
-    - `placement_delay`: time for which a job is left to a better worker (`claim_policy`); 0: not at all.
+    - `placement_delay`: time for which a job is left to a better worker (`worker_choice`); 0: not at all.
     - `rendezvous_host`: address of this machine at which other workers reach rank 0 of a gang; by default that of the
       route to Redis, else 127.0.0.1.
     - `recycle_jobs`, `recycle_bytes`: end the worker (`is_recycled`) after this many jobs in its own process, or above

@@ -33,8 +33,9 @@ from dovetail.jobs.workers.running_attempt import Membership, RunningAttempt, St
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from dovetail.jobs.application import Application
     from dovetail.jobs.job import JobSpec
-    from dovetail.jobs.job_function import Application, JobFunction
+    from dovetail.jobs.job_function import JobFunction
     from dovetail.jobs.store import ClaimedJob, Renewal, Reply, Schedule, Store, WorkerInfo
     from dovetail.jobs.workers.attempt_table import AttemptTable
     from dovetail.jobs.workers.job_batches import JobBatches

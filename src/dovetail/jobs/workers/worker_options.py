@@ -31,7 +31,7 @@ RECYCLE_LIMIT = 10**9
 SLOTS_TEXT = f"auto, or a whole number from 1 to {SLOTS_LIMIT}"
 MIN_LEASE_S, MAX_LEASE_S = 0.2, 86_400.0
 MAX_PLACEMENT_DELAY_S = 10.0
-"""A job is passed over again after this time (`claim_policy.DEFERRAL_KEPT_MS`)."""
+"""A job is passed over again after this time (`worker_choice.DEFERRAL_KEPT_MS`)."""
 VARIABLES = ("MAX_CONCURRENT_JOBS", "USE_GPU", "GPU_DEVICE", "JOB_TIMEOUT", "WORKER_ID")
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off", ""})
 

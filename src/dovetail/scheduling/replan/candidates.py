@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
     from dovetail.scheduling.demand import Demand
     from dovetail.scheduling.packing import NodeGroups, Packing
+    from dovetail.scheduling.replan.cost_benefit import ReplanRules
     from dovetail.scheduling.replan.layout import Layout, NodeState, Occupant
-    from dovetail.scheduling.replan.snapshot import ReplanRules
     from dovetail.scheduling.replan.targets import UnitTarget
     from dovetail.scheduling.sizing import Sizing
 

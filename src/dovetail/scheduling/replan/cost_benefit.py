@@ -1,9 +1,11 @@
-"""Cost and benefit of candidate layouts: items processed within the horizon, less what starts and stops cost."""
+"""Cost and benefit of candidate layouts: items processed within the horizon, less what starts and stops cost, and the
+least gain for which a running pipeline is changed."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dovetail.scheduling.replan.layout import OccupantStatus
@@ -12,11 +14,46 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dovetail.scheduling.replan.layout import Layout
-    from dovetail.scheduling.replan.snapshot import ReplanRules
+    from dovetail.scheduling.replan.snapshot import Snapshot
     from dovetail.scheduling.replan.targets import UnitTarget
 
 UNLIMITED_RATE = 1e15
 """Rate of a pipeline that no unit limits."""
+MAX_NOISE_SHARE = 0.1
+"""A gain above this share is never attributed to noise."""
+MAX_RELEVANT_SPEED_FACTOR = 2.0
+"""The uncertainty of a unit that is faster than this multiple of the slowest does not matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanRules:
+    """Thresholds of a replan."""
+
+    min_gain: float = 0.03
+    """Least gain, as a share of the current rate, for which a running pipeline is changed."""
+    close_enough: float = 0.02
+    """Layouts within this share of the best one are compared by their number of changes."""
+    change_cost: float = 0.03
+    """Share of the rate that a change of all workers must gain; decides between layouts that are close."""
+    unsure_below: float = 0.5
+    """Confidence below which a unit at most doubles its workers."""
+
+
+def rules_above_noise(rules: ReplanRules, snapshot: Snapshot) -> ReplanRules:
+    """Rules with a minimum gain above the uncertainty of the rates, so that noise does not move workers.
+
+    Only the units near the slowest one count: one that is much faster, or that has no workers, may be uncertain.
+    """
+    workers = Counter(worker.unit for worker in snapshot.workers)
+    known = [
+        (workers[unit.name] * unit.rate / (unit.per_source or 1.0), unit.confidence)
+        for unit in snapshot.units
+        if unit.rate is not None and workers[unit.name]
+    ]
+    slowest = min((speed for speed, _ in known), default=0.0)
+    sure = min((sure for speed, sure in known if speed <= MAX_RELEVANT_SPEED_FACTOR * slowest), default=1.0)
+    noise = 2 - 2 * sure
+    return replace(rules, min_gain=max(rules.min_gain, min(noise, MAX_NOISE_SHARE)))
 
 
 def limiting_rate(targets: Sequence[UnitTarget], counts: Sequence[int]) -> float:

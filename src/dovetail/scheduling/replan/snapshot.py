@@ -1,4 +1,4 @@
-"""Input and output of a replan: Snapshot of units and workers, ReplanRules, and the Replan with starts and stops."""
+"""Input and output of a replan: Snapshot of units and workers, and the Replan with starts and stops."""
 
 from __future__ import annotations
 
@@ -117,17 +117,3 @@ class Replan:
     @property
     def changes(self) -> int:
         return len(self.starts) + len(self.stops)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplanRules:
-    """Thresholds of a replan."""
-
-    min_gain: float = 0.03
-    """Least gain, as a share of the current rate, for which a running pipeline is changed."""
-    close_enough: float = 0.02
-    """Layouts within this share of the best one are compared by their number of changes."""
-    change_cost: float = 0.03
-    """Share of the rate that a change of all workers must gain; decides between layouts that are close."""
-    unsure_below: float = 0.5
-    """Confidence below which a unit at most doubles its workers."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dovetail.resources.shape import ShapeKind
 from dovetail.scheduling.demand import MAX_SPEED
 from dovetail.scheduling.replan.candidates import candidate_layouts
-from dovetail.scheduling.replan.cost_benefit import limiting_rate, score_layout, select_layout
+from dovetail.scheduling.replan.cost_benefit import ReplanRules, limiting_rate, score_layout, select_layout
 from dovetail.scheduling.replan.layout import LayoutDiff, layout_from_snapshot
 from dovetail.scheduling.replan.seat_assignment import (
     AssignmentOptions,
@@ -21,7 +21,7 @@ from dovetail.scheduling.replan.seat_assignment import (
     minimise_changes,
     stop_excess_workers,
 )
-from dovetail.scheduling.replan.snapshot import Replan, ReplanRules
+from dovetail.scheduling.replan.snapshot import Replan
 from dovetail.scheduling.replan.targets import unit_targets
 from dovetail.text_format import format_number
 

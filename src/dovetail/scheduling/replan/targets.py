@@ -15,7 +15,8 @@ from dovetail.scheduling.replan.snapshot import WorkerPhase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.scheduling.replan.snapshot import ReplanRules, Snapshot, UnitSnapshot
+    from dovetail.scheduling.replan.cost_benefit import ReplanRules
+    from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot
 
 MAX_UNCERTAIN_GROWTH_FACTOR = 2
 REPLAN_SCORE_LEVELS = 9

@@ -1,4 +1,4 @@
--- Whether another worker should rather run a job that fits: `claim_policy.py`.
+-- Whether another worker should rather run a job that fits: `worker_choice.py`.
 
 local placement = {}
 

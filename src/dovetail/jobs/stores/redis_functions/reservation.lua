@@ -1,5 +1,4 @@
--- Workers kept free for jobs which do not fit: `WorkerReservation` and `worker_to_reserve` of `claim_policy.py`, and
--- `claim_reservations.py`.
+-- Workers kept free for jobs which do not fit: `claim_reservations.py`.
 --
 -- `step.reserved`: queue -> {job or "", worker, when it was made or tried, rank and shape of the job}.
 

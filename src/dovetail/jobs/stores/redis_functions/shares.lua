@@ -1,4 +1,4 @@
--- Running jobs of queues against their limits and weights: `QueueShares` of `claim_policy.py`.
+-- Running jobs of queues against their limits and weights: `QueueShares` of `queue_shares.py`.
 
 local shares = {}
 

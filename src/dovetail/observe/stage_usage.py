@@ -1,4 +1,4 @@
-"""Resource use per stage or operator of a run: CPU, memory, GPU, counts and rates.
+"""Usage of resources per stage or operator over a run: CPU, memory, GPU, counts and rates.
 
 `to_dict` is an entry of a recipe's monitor.json, in Data-Juicer's format: samples (`resource`), `time` and
 `resource_analysis`. "util." is a share of the whole machine, "mem." is in MB, and GPU values are lists with one number

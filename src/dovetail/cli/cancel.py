@@ -1,20 +1,16 @@
-"""`dovetail cancel`, `drain` and `trace`: stop a run, and export its timeline."""
+"""`dovetail cancel` and `drain`: stop a run."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import time
 
 import click
 
-from dovetail.cli.options import json_option, output_option, run_argument
-from dovetail.cli.output_file import write_output
+from dovetail.cli.options import json_option, run_argument
 from dovetail.observe.control_socket import send_request
-from dovetail.observe.history import RunHistory
 from dovetail.observe.run_folder import find_run, read_json_object, resume_instruction, run_reference
 from dovetail.observe.run_status import run_status
-from dovetail.observe.trace import trace_json
 
 POLL_S = 0.05
 
@@ -72,20 +68,3 @@ def drain(run: str, wait: bool, as_json: bool) -> None:
     No work is lost or repeated: `dovetail run --resume RUN` continues from there.
     """
     stop_run(run, "drain", wait=wait, as_json=as_json)
-
-
-@click.command(
-    epilog="""\b
-Examples:
-  dovetail trace last -o trace.json     # open it at https://ui.perfetto.dev
-  dovetail trace last -o - | gzip > trace.json.gz
-"""
-)
-@run_argument()
-@output_option("Write the trace as JSON to FILE", required=True)
-def trace(run: str, out: str) -> None:
-    """Export the timeline of RUN."""
-    folder = find_run(run)
-    text = trace_json(RunHistory.load(folder.path)) + "\n"
-    fix = f"dovetail trace {shlex.quote(run)} -o trace.json"
-    write_output(out, text, fix=fix, note="; open it at https://ui.perfetto.dev")

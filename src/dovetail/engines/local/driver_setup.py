@@ -1,4 +1,4 @@
-"""Set-up of the driver process: descriptor limit, temporary folder, memory for payloads."""
+"""Set-up of the driver process: descriptor limit, temporary folder."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-from dovetail.machine.cgroups import usable_memory_bytes
-
 WANTED_DESCRIPTORS = 1 << 16
 """Wanted limit of open descriptors."""
-PAYLOAD_MEMORY_DIVISOR = 4
-"""Payloads may use this fraction of memory (1/n)."""
-
-
-def total_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process may use: that of the machine, or the limit of its cgroup."""
-    return usable_memory_bytes(root)[0]
 
 
 def raise_descriptor_limit() -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dovetail.observe import profiles
-from dovetail.observe.profiles import (
+from dovetail.observe import profile_store
+from dovetail.observe.profile_store import (
     ProfileKey,
     StageMeasurement,
     blend,
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_was_not_measured_and_is_replaced(text: str) -> None
 
 
 def test_the_oldest_are_forgotten_and_what_is_not_ours_stays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "MAX_FILES", 5)
+    monkeypatch.setattr(profile_store, "MAX_FILES", 5)
     folder = home / "profiles"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
@@ -168,7 +168,7 @@ def test_an_unusable_home_does_not_disturb_a_run(tmp_path: Path, monkeypatch: py
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(profiles, "write_atomically", refuse)
+    monkeypatch.setattr(profile_store, "write_atomically", refuse)
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "locked"))
     assert write_profiles({KEY: GOOD}) == ""
 

@@ -1,4 +1,4 @@
-"""Quota of a run on a shared cluster: the cap that `share=` means per node, and rounding to whole GPUs. Pure."""
+"""Cap of a run on a shared cluster: what `share=` means per node, and rounding to whole GPUs. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Monitor: resource use and counts of each stage or operator of a run."""
+"""Resource use and counts of each stage or operator of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.observe.cpu_attribution import spaced_ticks, unit_timeline
 from dovetail.observe.history import RunHistory
-from dovetail.observe.monitor import MB, recorded_groups, stage_usages
+from dovetail.observe.stage_usage import MB, recorded_groups, stage_usages
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.utilisation_verdicts import PIPELINE_SETTINGS, RECIPE_SETTINGS, judge_stages, requested_resources
 from dovetail.recipes.operators.base import Row, TextMapper

@@ -1,4 +1,4 @@
-"""Time limits on which the controller and the workers agree."""
+"""Grace of a call that exceeds its timeout, on which the controller and the workers agree."""
 
 from __future__ import annotations
 

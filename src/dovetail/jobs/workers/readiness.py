@@ -1,4 +1,4 @@
-"""Whether a worker is ready, from its status. Pure.
+"""Readiness of a worker, from its status. Pure.
 
 Fields of `Worker.get_status` that this module reads:
 
@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dovetail.jobs.job import DEFAULT_LEASE_MS
 from dovetail.text_format import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-DEFAULT_LEASE_S = 15.0
 
 
 def readiness_problem(status: Mapping[str, Any]) -> str | None:
@@ -31,6 +30,6 @@ def readiness_problem(status: Mapping[str, Any]) -> str | None:
     asked_s = status.get("last_exchange_s")
     if asked_s is None:
         return "the worker has not reached the store yet"
-    if asked_s > float(status.get("lease_s", DEFAULT_LEASE_S)):
+    if asked_s > float(status.get("lease_s", DEFAULT_LEASE_MS / 1000)):
         return f"the worker has not asked for jobs for {format_duration(asked_s)}, longer than its lease"
     return None
