@@ -6,12 +6,12 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from dovetail.runtime.run_handle import _ACTIVE_RUNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 LONG = bool(os.environ.get("DOVETAIL_TEST_LONG"))
 PATIENCE_S = 60.0
@@ -50,3 +50,16 @@ def time_limit(seconds: float = 2 * PATIENCE_S) -> Iterator[None]:
         for run in list(_ACTIVE_RUNS):  # left by a failed test; a later test must not share the machine with them
             run.cancel("the test that started it has ended")
             run._over.wait(PATIENCE_S)
+
+
+class WorkerEngine(Protocol):
+    """An engine whose workers are processes."""
+
+    def processes(self) -> Mapping[int, tuple[str, tuple[int, ...]]]: ...
+
+
+def knows_pids(engine: WorkerEngine, worker: int, ranks: int = 1) -> bool:
+    """Whether the pids of a worker are known, or it has ended. They come from the fork server, so a worker may be ready
+    before."""
+    name_and_pids = engine.processes().get(worker)
+    return name_and_pids is None or len(name_and_pids[1]) >= ranks

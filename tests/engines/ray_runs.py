@@ -16,7 +16,7 @@ from dovetail.resources.cluster import Node
 from dovetail.resources.seat import Seat
 from ray_aids import until_available_is
 from runtime.aids import MARK, PLACE, marked
-from waiting import time_limit, until
+from waiting import knows_pids, time_limit, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,6 +97,7 @@ class Bench:
     def ready(self, worker: int, work: object, *nodes: str, slots: int = 1) -> None:
         self.start(worker, work, *nodes, slots=slots)
         self.heard(WorkerReady, worker)
+        self.until(lambda: knows_pids(self.engine, worker, max(1, len(nodes))))
 
     def until(self, condition: Callable[[], object]) -> None:
         def look() -> bool:

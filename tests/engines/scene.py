@@ -242,6 +242,10 @@ class Rig(ABC):
     def kill(self, worker: int) -> None:
         """Kill a worker with SIGKILL."""
 
+    def knows_pids(self, worker: int, ranks: int) -> bool:
+        """Whether the pids of a worker are known; true if its workers are no processes."""
+        return True
+
     @abstractmethod
     def runs(self, worker: int, message: int) -> bool:
         """Whether a call of this message is running."""
@@ -278,6 +282,7 @@ class Scene:
     def ready(self, worker: int, *names: str, slots: int = 1, ranks: int = 1) -> None:
         self.start(worker, *names, slots=slots, ranks=ranks)
         self.until(lambda: any(event.worker == worker for event in self.all(WorkerReady)), f"worker {worker} is ready")
+        self.until(lambda: self.rig.knows_pids(worker, ranks), f"the pids of worker {worker} are known")
 
     def message(
         self, worker: int, name: str, *segments: list[int], batch_size: int = 1, cut: int = 100, spool: bool = False

@@ -39,6 +39,9 @@ class InProcessRig(LocalRig):
     def __init__(self, units: Units) -> None:
         super().__init__({name: until_let_go(does) for name, does in units.items()})
 
+    def knows_pids(self, worker: int, ranks: int) -> bool:
+        return True
+
     def kill(self, worker: int) -> None:
         self.engine.end_worker(worker, LossCause.SIGNAL, "ended by signal 9")
 

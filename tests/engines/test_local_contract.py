@@ -22,7 +22,7 @@ from engines import scene
 from engines.contract import ProcessContract
 from engines.scene import Does, Held, Rig, Units
 from runtime.aids import workers_of
-from waiting import until
+from waiting import knows_pids, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +100,9 @@ class LocalRig(Rig):
 
     def kill(self, worker: int) -> None:
         os.kill(self._pid(worker), signal.SIGKILL)
+
+    def knows_pids(self, worker: int, ranks: int) -> bool:
+        return knows_pids(self.engine, worker, ranks)
 
     def _pid(self, worker: int) -> int:
         (pid,) = self.engine.processes()[worker][1]

@@ -10,6 +10,7 @@ import pickle
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from dovetail.resources.seat import CardShare, Seat
 from engines.socket_group import SocketGroup
 from ray_aids import driver
 from runtime.aids import is_there, workers_of
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, knows_pids, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -301,7 +302,7 @@ def test_a_gang_on_two_nodes_connects_and_only_its_first_rank_returns_results(sc
     b.start_ranks(command, (2, 3), meeting)
     for engine in (a, b):
         scene.wait_for(engine, WorkerReady, 1)
-    assert [len(engine.processes()[1][1]) for engine in (a, b)] == [2, 2]
+        scene.until(partial(knows_pids, engine, 1, 2), "the pids are known")
     for engine in (a, b):
         scene.send(engine, 1, 1, [1, 2])
     assert scene.results(a, 1, 1) == [(6, (0, 4, "0", "2", "0"))] * 2

@@ -21,7 +21,7 @@ from dovetail.engines.local import protocol
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
 from runtime.aids import Script, memory_files, run_of
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, knows_pids, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +43,7 @@ class Bench:
     def ready(self, worker: int, work: object, slots: int = 1) -> None:
         self.start(worker, work, slots)
         self.until(lambda: self.engine.is_ready(worker), f"worker {worker} is ready")
+        self.until(lambda: knows_pids(self.engine, worker), f"the pid of worker {worker} is known")
 
     def start(self, worker: int, work: object, slots: int = 1) -> None:
         self.engine.submit([StartWorker(worker, (Seat("node-0", 100),), (HostedObject("u", work, slots),))])

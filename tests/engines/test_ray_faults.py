@@ -16,6 +16,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.control.commands import Cancel, StopWorker
+from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesReturned, LossCause, NodeJoined, NodeLeft
 from engines import test_local_faults
 from engines.ray_runs import Bench, agent_pids, on_ray, only
@@ -291,7 +292,7 @@ def test_workers_of_a_killed_agent_are_lost_and_can_be_restarted(bench: Bench) -
     lost = bench.lost(140)
     assert lost.cause is LossCause.NODE_LOST
     bench.until(lambda: not is_there(pid))
-    assert type(call.exception(0)).__name__ == "WorkerLostError"
+    assert isinstance(call.exception(0), WorkerLostError)
     bench.until(lambda: any(isinstance(event, NodeJoined) and event.node.name == "d" for event in bench.log))
     assert [event.returns for event in bench.log if isinstance(event, NodeLeft)] == [True]
     bench.ready(142, Dies, "d")
