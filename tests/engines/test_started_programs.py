@@ -183,12 +183,21 @@ def test_programs_end_when_their_driver_is_killed(tmp_path: Path, case: str) -> 
         script.all_gone()
 
 
+REPLACEMENTS: dict[str, dict[str, signal.Signals]] = {
+    "guard": {"guard": signal.SIGKILL},
+    "supervisor": {"supervisor": signal.SIGKILL},
+    "fork server": {"fork server": signal.SIGKILL},
+    "guard and supervisor": {"guard": signal.SIGKILL, "supervisor": signal.SIGKILL},
+    "guard and fork server": {"guard": signal.SIGKILL, "fork server": signal.SIGKILL},
+    "supervisor and fork server": {"supervisor": signal.SIGKILL, "fork server": signal.SIGKILL},
+    "fork server of a stopped supervisor": {"supervisor": signal.SIGSTOP, "fork server": signal.SIGKILL},
+}
+"""What happens to them while the driver runs."""
+
+
 @pytest.mark.usefixtures("by_value")
-@pytest.mark.parametrize(
-    "killed",
-    ["guard", "supervisor", "fork server", "guard+supervisor", "guard+fork server", "supervisor+fork server"],
-)
-def test_programs_end_when_the_fork_server_is_replaced_and_the_run_continues(tmp_path: Path, killed: str) -> None:
+@pytest.mark.parametrize("case", REPLACEMENTS)
+def test_programs_end_when_the_fork_server_is_replaced_and_the_run_continues(tmp_path: Path, case: str) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(STAGE, names)
     go_on = threading.Event()
@@ -203,10 +212,11 @@ def test_programs_end_when_the_fork_server_is_replaced_and_the_run_continues(tmp
     try:
         (workers,) = started.next_programs(2).values()
         servers = the_forkserver_of(os.getpid())
-        victims = [servers[who] for who in killed.split("+")]
-        for how in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in victims:
-                os.kill(pid, how)
+        victims = {servers[who]: how for who, how in REPLACEMENTS[case].items()}
+        for pid in victims:
+            os.kill(pid, signal.SIGSTOP)
+        for pid, how in victims.items():
+            os.kill(pid, how)
         until_gone([*programs_of(workers), *workers, *servers.values()])
         (again,) = started.next_programs(2).values()
         assert all(map(is_there, programs_of(again)))
