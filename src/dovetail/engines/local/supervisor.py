@@ -4,7 +4,7 @@ any of these processes exits.
 Guard, supervisor and fork server are subreapers, each the parent of the next, and watch the driver and each other: a
 process that loses its parent is adopted by the nearest of them, whatever session it is in and whatever its environment
 is. Any of the three that is left kills its children until it has none. None of them kills another one that may be
-doing so: whoever started the guard may kill it at any moment, as Ray kills the children of an actor that exits.
+doing so: the guard may be killed at any moment, as Ray kills the children of an actor that exits.
 """
 
 from __future__ import annotations
