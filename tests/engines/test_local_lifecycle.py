@@ -296,7 +296,7 @@ class Naps:
 def forkserver_pid() -> int:
     """Pid of the fork server of this process; 0: there is none."""
     found = forkserver_of(os.getpid())
-    return found[1] if found is not None else 0
+    return found[-1] if found is not None else 0
 
 
 def kill_forkserver(killed: list[int]) -> None:

@@ -1,5 +1,5 @@
-"""Programs that workers start end with their run: whichever of driver, supervisor, fork server, agent and raylet is
-killed, and however the programs detach themselves."""
+"""Programs that workers start end with their run: whichever of driver, guard, supervisor, fork server, agent and
+raylet are killed, and however the programs detach themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import resource
 import signal
 import threading
+import time
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -15,7 +17,7 @@ import pytest
 
 import dovetail as dt
 from ray_aids import add_node, driver, patiently
-from runtime.aids import Script, forkserver_of, is_there, run_of
+from runtime.aids import Script, child_pids, forkserver_of, is_there, run_of
 from waiting import LONG, until
 
 if TYPE_CHECKING:
@@ -118,9 +120,10 @@ def programs_of(workers: dict[int, list[int]]) -> list[int]:
     return [pid for pids in workers.values() for pid in pids]
 
 
-def the_forkserver_of(driver_pid: int) -> tuple[int, int]:
-    """Waits for it: a child whose thread ends while children are listed is seen only the next time."""
-    found: list[tuple[int, int] | None] = [None]
+def the_forkserver_of(driver_pid: int) -> dict[str, int]:
+    """Guard, supervisor and fork server. Waits for them: a child whose thread ends while children are listed is seen
+    only the next time."""
+    found: list[tuple[int, int, int] | None] = [None]
 
     def is_found() -> bool:
         found[0] = forkserver_of(driver_pid)
@@ -128,7 +131,7 @@ def the_forkserver_of(driver_pid: int) -> tuple[int, int]:
 
     until(is_found, "the fork server is there")
     assert found[0] is not None
-    return found[0]
+    return dict(zip(("guard", "supervisor", "fork server"), found[0], strict=True))
 
 
 def until_gone(pids: list[int]) -> None:
@@ -150,8 +153,14 @@ KILLS: dict[str, dict[str, signal.Signals]] = {
     "driver": {},
     "driver and fork server": {"fork server": signal.SIGKILL},
     "driver and supervisor": {"supervisor": signal.SIGKILL},
+    "driver and guard": {"guard": signal.SIGKILL},
+    "all but the fork server": {"guard": signal.SIGKILL, "supervisor": signal.SIGKILL},
+    "all but the supervisor": {"guard": signal.SIGKILL, "fork server": signal.SIGKILL},
+    "all but the guard": {"supervisor": signal.SIGKILL, "fork server": signal.SIGKILL},
     "driver of a stopped fork server": {"fork server": signal.SIGSTOP},
     "driver of a stopped supervisor": {"supervisor": signal.SIGSTOP},
+    "driver of a stopped guard": {"guard": signal.SIGSTOP},
+    "driver and guard of a stopped supervisor": {"guard": signal.SIGKILL, "supervisor": signal.SIGSTOP},
 }
 """What happens to others than the driver, which is killed."""
 
@@ -162,21 +171,33 @@ def test_programs_end_when_their_driver_is_killed(tmp_path: Path, case: str) -> 
         (workers,) = Started(tmp_path).next_programs(2).values()
         programs = programs_of(workers)
         assert len([pid for pid in programs if is_there(pid)]) == 2 * PROGRAMS
-        supervisor, forkserver = the_forkserver_of(script.process.pid)
-        victims = {{"supervisor": supervisor, "fork server": forkserver}[who]: how for who, how in KILLS[case].items()}
+        servers = the_forkserver_of(script.process.pid)
+        victims = {servers[who]: how for who, how in KILLS[case].items()}
         for pid in (script.process.pid, *victims):
             os.kill(pid, signal.SIGSTOP)  # none of them acts before all are killed
         for pid, how in victims.items():
             os.kill(pid, how)
         script.kill()
-        until_gone([*programs, *workers, supervisor, forkserver])
+        until_gone([*programs, *workers, *servers.values()])
         end_own_program(tmp_path)
         script.all_gone()
 
 
+REPLACEMENTS: dict[str, dict[str, signal.Signals]] = {
+    "guard": {"guard": signal.SIGKILL},
+    "supervisor": {"supervisor": signal.SIGKILL},
+    "fork server": {"fork server": signal.SIGKILL},
+    "guard and supervisor": {"guard": signal.SIGKILL, "supervisor": signal.SIGKILL},
+    "guard and fork server": {"guard": signal.SIGKILL, "fork server": signal.SIGKILL},
+    "supervisor and fork server": {"supervisor": signal.SIGKILL, "fork server": signal.SIGKILL},
+    "fork server of a stopped supervisor": {"supervisor": signal.SIGSTOP, "fork server": signal.SIGKILL},
+}
+"""What happens to them while the driver runs."""
+
+
 @pytest.mark.usefixtures("by_value")
-@pytest.mark.parametrize("killed", ["supervisor", "fork server"])
-def test_programs_end_when_the_fork_server_is_replaced_and_the_run_continues(tmp_path: Path, killed: str) -> None:
+@pytest.mark.parametrize("case", REPLACEMENTS)
+def test_programs_end_when_the_fork_server_is_replaced_and_the_run_continues(tmp_path: Path, case: str) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(STAGE, names)
     go_on = threading.Event()
@@ -190,15 +211,67 @@ def test_programs_end_when_the_fork_server_is_replaced_and_the_run_continues(tmp
     started = Started(tmp_path)
     try:
         (workers,) = started.next_programs(2).values()
-        supervisor, forkserver = the_forkserver_of(os.getpid())
-        os.kill({"supervisor": supervisor, "fork server": forkserver}[killed], signal.SIGKILL)
-        until_gone([*programs_of(workers), *workers, supervisor, forkserver])
+        servers = the_forkserver_of(os.getpid())
+        victims = {servers[who]: how for who, how in REPLACEMENTS[case].items()}
+        for pid in victims:
+            os.kill(pid, signal.SIGSTOP)
+        for pid, how in victims.items():
+            os.kill(pid, how)
+        until_gone([*programs_of(workers), *workers, *servers.values()])
         (again,) = started.next_programs(2).values()
         assert all(map(is_there, programs_of(again)))
     finally:
         go_on.set()
     assert sorted(run) == list(range(40))
     until_gone(programs_of(again))
+
+
+PROGRAM = """
+import json, os, subprocess, time
+
+CLEAN_EXIT_CODE = None
+
+def prepare(body):
+    pass
+
+def main(sock, breadcrumbs, cells, spec):
+    programs = [subprocess.Popen(["sleep", "3000"], start_new_session=True).pid for _ in range(10)]
+    sock.sendall(json.dumps([os.getpid(), *programs]).encode())
+    time.sleep(3000)
+"""
+PARENT = """
+import os, signal, socket
+from dovetail.engines.local.forkserver_client import NO_BREADCRUMBS, ForkServerClient
+
+client = ForkServerClient(NO_BREADCRUMBS, {**os.environ, "PYTHONPATH": os.getcwd()}, "starts_programs")
+ours, theirs = socket.socketpair()
+log = os.open(os.devnull, os.O_WRONLY)
+client.spawn(1, b"", [theirs.fileno(), log], (), dict(os.environ), fresh=False)
+client.flush()
+with open("started.tmp", "wb") as file:
+    file.write(ours.recv(4096))
+os.rename("started.tmp", "started")
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("seed", range(100 if LONG else 5))
+def test_programs_end_when_a_parent_that_is_killed_kills_its_children_while_they_end(tmp_path: Path, seed: int) -> None:
+    """As Ray kills the children of an agent that exits, a moment after its fork server was killed."""
+    (tmp_path / "starts_programs.py").write_text(PROGRAM)
+    dice = Random(seed)
+    with Script(tmp_path, PARENT, warm=True) as parent:
+        until((tmp_path / "started").exists, "the programs run")
+        programs = json.loads((tmp_path / "started").read_text())
+        servers = the_forkserver_of(parent.process.pid)
+        children = child_pids(parent.process.pid)
+        os.kill(servers["fork server"], signal.SIGKILL)
+        time.sleep(dice.random() * 0.005)
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        parent.kill()
+        until_gone([*programs, *servers.values()])
+        parent.all_gone()
 
 
 def burn(items: list[float]) -> list[float]:
@@ -213,7 +286,7 @@ def burn(items: list[float]) -> list[float]:
 
 @pytest.mark.usefixtures("by_value")
 def test_the_cpu_time_of_workers_counts_as_that_of_children_of_the_driver() -> None:
-    """As `time` and job schedulers see it: supervisor and fork server wait for their children."""
+    """As `time` and job schedulers see it: guard, supervisor and fork server wait for their children."""
 
     def cpu_s_of_children() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -228,9 +301,9 @@ def test_the_cpu_time_of_workers_counts_as_that_of_children_of_the_driver() -> N
 
 
 def agent_of(worker: int) -> int:
-    """The agent above a worker: the fork server and the supervisor are between them."""
-    forkserver, supervisor, agent = psutil.Process(worker).parents()[:3]
-    assert "ray::" in " ".join(agent.cmdline()), (forkserver, supervisor, agent)
+    """The agent above a worker: fork server, supervisor and guard are between them."""
+    *between, agent = psutil.Process(worker).parents()[:4]
+    assert "ray::" in " ".join(agent.cmdline()), (between, agent)
     return int(agent.pid)
 
 

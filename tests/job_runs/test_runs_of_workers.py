@@ -135,11 +135,11 @@ def test_a_cancelled_run_that_does_not_end_is_killed_after_the_graces(fleet: Fle
 
 
 def _run_processes(worker: psutil.Process) -> list[psutil.Process]:
-    """Processes of runs: supervisors of local engines, and everything below them, apart from those of the worker."""
+    """Processes of runs: guards of local engines, and everything below them, apart from those of the worker."""
     found = []
     for process in worker.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if len(process.parents()) >= 4 + len(worker.parents()):
+            if len(process.parents()) >= 5 + len(worker.parents()):
                 found.append(process)
     return found
 

@@ -103,13 +103,14 @@ def _dead(pid: int) -> None:
     until(lambda: not is_there(pid), "it is dead")
 
 
-def forkserver_of(driver_pid: int) -> tuple[int, int] | None:
-    """Pids of supervisor and fork server of the only local engine of a process (a driver, an agent of Ray), once there
-    are both."""
-    for supervisor in child_pids(driver_pid):
-        if "dovetail.engines.local.supervisor" in command_of(supervisor) and is_there(supervisor):
-            for pid in child_pids(supervisor):
-                return supervisor, pid
+def forkserver_of(driver_pid: int) -> tuple[int, int, int] | None:
+    """Pids of guard, supervisor and fork server of the only local engine of a process (a driver, an agent of Ray), once
+    there are all three."""
+    for guard in child_pids(driver_pid):
+        if "dovetail.engines.local.supervisor" in command_of(guard) and is_there(guard):
+            for supervisor in child_pids(guard):
+                for pid in child_pids(supervisor):
+                    return guard, supervisor, pid
     return None
 
 

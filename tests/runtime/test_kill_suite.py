@@ -1,5 +1,5 @@
-"""Random kills and stops of workers, fork servers, supervisors, drivers, agents and nodes, during pipelines, recipes
-and backfills on both engines: the output is exact, each run ends soon after the last event, and nothing is left.
+"""Random kills and stops of workers, fork servers, supervisors, guards, drivers, agents and nodes, during pipelines,
+recipes and backfills on both engines: the output is exact, each run ends soon after the last event, nothing is left.
 
 The seed is part of the id of a test; `-k` with it repeats a scenario.
 """
@@ -208,6 +208,7 @@ class LocalServer:
 
     parent: int
     """The driver, or an agent of Ray."""
+    guard: int
     supervisor: int
     forkserver: int
     workers: list[int]
@@ -217,13 +218,14 @@ def local_servers(script: Script) -> list[LocalServer]:
     """Of a driver or of its agents."""
     pids = [pid for pid in marked(script.mark) if "dovetail.engines.local.supervisor" in command_of(pid)]
     found = []
-    for supervisor in pids:
-        parent = parent_of(supervisor)
+    for guard in pids:
+        parent = parent_of(guard)
         if parent != script.process.pid and "ray::" not in command_of(parent):
-            continue  # a fork server or a worker, perhaps one that has just lost its parent
-        for forkserver in child_pids(supervisor):
-            workers = [pid for pid in child_pids(forkserver) if pid in pids]
-            found.append(LocalServer(parent, supervisor, forkserver, workers))
+            continue  # a process below a guard, perhaps one that has just lost its parent
+        for supervisor in child_pids(guard):
+            for forkserver in child_pids(supervisor):
+                workers = [pid for pid in child_pids(forkserver) if pid in pids]
+                found.append(LocalServer(parent, guard, supervisor, forkserver, workers))
     return found
 
 
@@ -238,6 +240,7 @@ TARGETS: dict[str, Callable[[LocalServer], list[int]]] = {
     "worker": lambda server: server.workers,
     "fork server": lambda server: [server.forkserver],
     "supervisor": lambda server: [server.supervisor],
+    "guard": lambda server: [server.guard],
     "agent": lambda server: [server.parent],
 }
 
@@ -284,7 +287,7 @@ class Scenario:
         who = (
             self._dice.choice(["driver", *TARGETS])
             if self._job.engine
-            else self._dice.choice(["driver", "worker", "fork server", "supervisor"])
+            else self._dice.choice(["driver", "worker", "fork server", "supervisor", "guard"])
         )
         if self._node is not None and not any("node" in line for line in self.log):
             who = "node"

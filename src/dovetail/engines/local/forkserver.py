@@ -1,4 +1,5 @@
-"""Fork server process: forks workers, reaps them and kills them when the driver or the supervisor exits.
+"""Fork server process: forks workers, reaps them and kills them when the driver, the guard or the
+supervisor exits.
 
 It imports what workers need once; forking it takes a few milliseconds and imports nothing again. What a forked process
 runs is a `ChildProgram`: the worker of a run (`worker_main`), or a job (`jobs/job_process`).
@@ -58,8 +59,8 @@ class ForkServer:
     """State of the process: its children by number."""
 
     def __init__(self, sock: socket.socket, breadcrumbs_fd: int, watched: Sequence[int], program: ChildProgram) -> None:
-        """`watched`: pidfds of driver and supervisor, as far as there are any. All workers end when one of the two
-        exits."""
+        """`watched`: pidfds of driver, guard and supervisor, as far as there are any. All workers end when one of
+        them exits."""
         self._program = program
         self._channel = Channel(sock)
         self._breadcrumbs_fd = breadcrumbs_fd
@@ -90,7 +91,7 @@ class ForkServer:
                     for frame in frames:
                         self._on_frame(frame)
                 else:
-                    # the supervisor exited, or the driver, although one of its children holds the socket
+                    # guard or supervisor exited, or the driver, although one of its children holds the socket
                     connected = False
         self.kill_all()
 

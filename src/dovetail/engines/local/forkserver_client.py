@@ -67,7 +67,7 @@ class ProcessServer(Protocol):
 
 
 class ForkServerClient:
-    """A fork server process below its supervisor, and the pids of its children."""
+    """A fork server process below its guard and supervisor, and the pids of its children."""
 
     def __init__(
         self, breadcrumbs_fd: int, environment: Mapping[str, str] | None = None, program: str = WORKER_PROGRAM
@@ -168,8 +168,8 @@ class ForkServerClient:
         return bool(self._frames) or not self._is_alive
 
     def kill_orphans(self) -> None:
-        """The fork server died or does not answer: its supervisor kills everything that it started. Without a
-        supervisor the process groups of workers are killed by pid."""
+        """The fork server died or does not answer: its supervisor, or the guard, kills everything that it started.
+        Without them the process groups of workers are killed by pid."""
         self.channel.close()
         self._process.terminate()
         if not self._has_exited() or self._process.returncode:
@@ -180,7 +180,7 @@ class ForkServerClient:
             self._process.wait()
 
     def close(self) -> None:
-        """Close the channel; the fork server kills and reaps its children, then exits, and its supervisor with it."""
+        """Close the channel; the fork server kills and reaps its children, then exits, then supervisor and guard."""
         self.channel.close()
         if not self._has_exited():
             self.kill_orphans()
@@ -191,10 +191,6 @@ class ForkServerClient:
         except subprocess.TimeoutExpired:
             return False
         return True
-
-    @property
-    def supervisor_pid(self) -> int:
-        return self._process.pid
 
 
 def _import_paths() -> list[str]:

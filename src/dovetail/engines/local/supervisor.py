@@ -1,9 +1,10 @@
-"""Supervisor process: parent of the fork server. Everything that workers started ends when the driver or the fork
-server exits.
+"""Guard and supervisor: the processes above the fork server. Everything that workers started ends when the driver or
+any of these processes exits.
 
-Supervisor and fork server are both subreapers and watch the driver and each other: a process that loses its parent is
-adopted by the nearest of them, whatever session it is in and whatever its environment is. Whichever of the two is left
-kills its children until it has none.
+Guard, supervisor and fork server are subreapers, each the parent of the next, and watch the driver and each other: a
+process that loses its parent is adopted by the nearest of them, whatever session it is in and whatever its environment
+is. Any of the three that is left kills its children until it has none. None of them kills another one that may be
+doing so: the guard may be killed at any moment, as Ray kills the children of an actor that exits.
 """
 
 from __future__ import annotations
@@ -14,11 +15,20 @@ import os
 import select
 import signal
 import sys
-from typing import Any, NoReturn
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MAX_KILL_ROUNDS = 1000
+FORK_SERVER_GRACE_S = 1.0
+"""For a fork server that kills its workers, before the supervisor does it."""
+GUARD_GRACE_S = 2.0
+"""For a supervisor and a fork server, before the guard kills them and everything else."""
+REAP_INTERVAL_S = 0.005
 
 
 def main() -> NoReturn:
@@ -31,43 +41,102 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock, breadcrumbs_fd, driver = map(int, sys.argv[1:4])
     become_subreaper()
-    supervisor = _fork_under_supervisor(driver, (sock, breadcrumbs_fd)) if driver >= 0 else -1
-    from dovetail.engines.local.forkserver import serve  # late: the supervisor needs nothing of it
+    watched = [driver] if driver >= 0 else []
+    above: list[int] = []
+    for program in (_guard, _supervise) if watched else ():
+        pidfd = _fork_under(program, [*watched, *above], (sock, breadcrumbs_fd))
+        above += [pidfd] if pidfd >= 0 else []
+    from dovetail.engines.local.forkserver import serve  # late: guard and supervisor need nothing of it
 
-    serve(sock, breadcrumbs_fd, [fd for fd in (driver, supervisor) if fd >= 0], sys.argv[4])
-    if supervisor >= 0:
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(supervisor, signal.SIGCONT)  # a stopped supervisor would stay
+    serve(sock, breadcrumbs_fd, [*watched, *above], sys.argv[4])
+    _continue(above)
     os._exit(0)
 
 
-def _fork_under_supervisor(driver: int, others: tuple[int, ...]) -> int:
-    """Continue in a child of this process, which becomes the supervisor; returns its pidfd in the child. Without enough
-    processes or descriptors there is no supervisor: -1."""
-    supervisor = open_pidfd(os.getpid())
+def _fork_under(
+    program: Callable[[Sequence[int], int], NoReturn], watched: Sequence[int], others: Sequence[int]
+) -> int:
+    """Continue in a child of this process, which runs `program`; returns the pidfd of this process in the child.
+    Without enough processes or descriptors there is no child: -1."""
+    own = open_pidfd(os.getpid())
     try:
         pid = os.fork()
     except OSError:
+        if own >= 0:
+            os.close(own)
         return -1
     if pid:
-        for fd in (supervisor, *others):
+        for fd in (own, *others):
             if fd >= 0:
                 os.close(fd)
-        _supervise(driver, open_pidfd(pid))
-    os.setsid()  # a signal to the group of one does not end both
+        program(watched, pid)
+    os.setsid()  # a signal to the group of one does not end several
     become_subreaper()
-    return supervisor
+    return own
 
 
-def _supervise(driver: int, fork_server: int) -> NoReturn:
-    """Wait until one of the two exits or SIGTERM arrives, then end everything."""
-    signal.signal(signal.SIGTERM, lambda *_: _end())
+def _guard(watched: Sequence[int], pid: int) -> NoReturn:
+    """Wait until the driver or the supervisor exits, then until the others have killed everything, or do it.
+
+    SIGTERM is passed on: the supervisor stays if the guard is killed meanwhile."""
+    supervisor = open_pidfd(pid)
+
+    def on_terminate(*_: object) -> None:
+        if supervisor < 0 or _first_exits([supervisor], 0):
+            _end()
+        _signal(supervisor, signal.SIGTERM)
+        _signal(supervisor, signal.SIGCONT)
+
+    signal.signal(signal.SIGTERM, on_terminate)
+    _first_exits([*watched, supervisor])
+    _continue([supervisor])
+    _wait_for_children(GUARD_GRACE_S)
+    _end()
+
+
+def _supervise(watched: Sequence[int], pid: int) -> NoReturn:
+    """Wait until the fork server, the guard or the driver exits or SIGTERM arrives, then end everything."""
+
+    def end(*_: object) -> NoReturn:
+        kill_children()
+        _continue(watched[1:])
+        os._exit(0)
+
+    fork_server = open_pidfd(pid)
+    signal.signal(signal.SIGTERM, end)
+    if fork_server not in _first_exits([*watched, fork_server]):
+        _continue([fork_server])
+        _first_exits([fork_server], FORK_SERVER_GRACE_S)
+    end()
+
+
+def _first_exits(pidfds: Sequence[int], timeout_s: float | None = None) -> list[int]:
+    """Wait until one of the processes exits; returns those that have."""
     exits = select.poll()
-    for fd in (driver, fork_server):
+    for fd in pidfds:
         if fd >= 0:
             exits.register(fd, select.POLLIN)
-    exits.poll()
-    _end()
+    return [fd for fd, _ in exits.poll(None if timeout_s is None else timeout_s * 1000)]
+
+
+def _continue(pidfds: Sequence[int]) -> None:
+    """Continue processes that end next: stopped ones would stay."""
+    for fd in pidfds:
+        _signal(fd, signal.SIGCONT)
+
+
+def _signal(pidfd: int, how: int) -> None:
+    with contextlib.suppress(OSError):
+        signal.pidfd_send_signal(pidfd, how)
+
+
+def _wait_for_children(timeout_s: float) -> None:
+    """Reap children until none is left or the time is over."""
+    deadline = time.monotonic() + timeout_s
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                time.sleep(REAP_INTERVAL_S)
 
 
 def _end() -> NoReturn:
