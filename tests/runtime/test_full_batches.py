@@ -83,6 +83,21 @@ def test_epochs_of_a_batch_that_drops_items_are_committed_together(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_stage_may_end_its_batches_with_each_epoch(tmp_path: Path, durable: bool) -> None:
+    CALLS.clear()
+    batch = dt.Stage("batch", batch_of_ten, batch_size=10, partial_batches="epoch", fuse=False)
+    stages = dt.Pipeline([dt.Stage("keep", dt.each(one_of_ten)), batch])
+    sink = str(tmp_path / "out.jsonl") if durable else None
+    run = dt.run(stages, range(ROWS), sink=sink, profiles=False, cluster=CLUSTER)
+    found = [row["id"] for row in run]
+    if durable:
+        found = [row["id"] for row in as_rows(tmp_path / "out.jsonl")]
+    assert sorted(found) == list(range(3, ROWS, 10))
+    assert sum(size < 10 for size in CALLS) > 1, "no item waits for those of the next epoch"
+
+
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("order", ["", "run", "sink"])
 @pytest.mark.parametrize("fits", [True, False])
 def test_the_plan_of_a_run_warns_of_partial_batches_where_there_are_some(

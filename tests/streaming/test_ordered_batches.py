@@ -79,6 +79,10 @@ def test_a_stage_that_never_changed_the_number_of_items_needs_no_warning() -> No
     assert planned_warnings(stages, profiles={"keep": Profile(5.0, returns=0.9), "batch": Profile(5.0)})
 
 
+def test_a_stage_that_asks_for_batches_that_end_with_epochs_needs_no_warning() -> None:
+    assert not planned_warnings([stage("keep", returns=0.5), stage("batch", batch_size=4, partial_batches="epoch")])
+
+
 def test_items_that_waited_for_a_wave_fill_their_batches() -> None:
     assert not planned_warnings([stage("keep", returns=0.5), stage("batch", batch_size=4)], mode="sequential")
 

@@ -65,7 +65,7 @@ def units_with_partial_batches(units: Sequence[UnitSpec]) -> list[UnitSpec]:
             sizes = [other.batch_size for other in members if other.batch_size >= unit.batch_size]
             if unit.name not in once or any(size % unit.batch_size for size in sizes):
                 found.append(unit)
-    return [unit for unit in found if unit.batch_size > 1]
+    return [unit for unit in found if unit.batch_size > 1 and not unit.partial_in_epoch]
 
 
 def _units_with_each_item_once(members: Sequence[UnitSpec]) -> set[str]:
