@@ -153,6 +153,30 @@ def test_notes_are_printed_for_people(tmp_path: Path) -> None:
     assert "items/s," not in shown.stdout
 
 
+ORDERED_PIPELINE = """
+sink: {path: out.jsonl, ordered: true}
+stages:
+  - {name: keep, run: "m:a", returns: 0.1}
+  - {name: embed, run: "m:b", batch_size: 32, fuse: false}
+"""
+
+
+def test_a_plan_says_where_ordered_results_cost_full_batches_and_its_fix_works_when_pasted(tmp_path: Path) -> None:
+    file = tmp_path / "ordered.yaml"
+    file.write_text(ORDERED_PIPELINE)
+    words = ["plan", str(file), "--cluster", "1x(4cpu, 8GB)"]
+    notes = [line for line in run(*words).stdout.splitlines() if "batch_size" in line]
+    assert len(notes) == 1
+    assert notes[0].startswith("note: results are ordered, so the last batch of each epoch (about 1.0 s of input")
+    assert "may be smaller than batch_size in embed;" in notes[0]
+    fix = notes[0].partition("for full batches: ")[2]
+    assert fix == "--set sink.ordered=false"
+    assert "batch_size" not in run(*words, *shlex.split(fix)).stdout
+    assert sum("batch_size" in note for note in json.loads(run(*words, "--json").stdout)["notes"]) == 1
+    assert "batch_size in embed" in run("explain", *words[1:]).stdout
+    assert "--set ordered=false" in run(*words, "--set", "ordered=true").stdout
+
+
 def test_an_infeasible_stage_is_reported_with_its_line_and_fixes_for_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text("stages:\n  - {name: a, run: 'm:a'}\n  - {name: b, run: 'm:b', resources: {cpus: 9}}\n")

@@ -27,6 +27,10 @@ def one_of_ten(row: int) -> dict[str, int] | None:
     return {"id": row} if row % 10 == 3 else None
 
 
+def to_row(row: int) -> dict[str, int]:
+    return {"id": row}
+
+
 def batch_of_ten(rows: list[dict[str, int]]) -> list[dict[str, int]]:
     CALLS.append(len(rows))
     return rows
@@ -76,6 +80,39 @@ def test_epochs_of_a_batch_that_drops_items_are_committed_together(tmp_path: Pat
     run_rows(ROWS, some_of_ten, sink=str(out)).wait()
     assert sorted(row["id"] for row in as_rows(out)) == [number for number in range(3, ROWS, 10) if number % 3]
     assert sum(size < 10 for size in CALLS) < 0.1 * len(CALLS)
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_stage_may_end_its_batches_with_each_epoch(tmp_path: Path, durable: bool) -> None:
+    CALLS.clear()
+    batch = dt.Stage("batch", batch_of_ten, batch_size=10, partial_batches="epoch", fuse=False)
+    stages = dt.Pipeline([dt.Stage("keep", dt.each(one_of_ten)), batch])
+    sink = str(tmp_path / "out.jsonl") if durable else None
+    run = dt.run(stages, range(ROWS), sink=sink, profiles=False, cluster=CLUSTER)
+    found = [row["id"] for row in run]
+    if durable:
+        found = [row["id"] for row in as_rows(tmp_path / "out.jsonl")]
+    assert sorted(found) == list(range(3, ROWS, 10))
+    assert sum(size < 10 for size in CALLS) > 1, "no item waits for those of the next epoch"
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("order", ["", "run", "sink"])
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_plan_of_a_run_warns_of_partial_batches_where_there_are_some(
+    tmp_path: Path, order: str, fits: bool
+) -> None:
+    CALLS.clear()
+    keep = dt.Stage("keep", dt.each(to_row if fits else one_of_ten), returns=1 if fits else None)
+    stages = dt.Pipeline([keep, dt.Stage("batch", batch_of_ten, batch_size=10, fuse=False)])
+    sink = {"path": str(tmp_path / "out.jsonl"), "ordered": order == "sink"}
+    run = dt.run(stages, range(5_000), sink=sink, ordered=order == "run", profiles=False, cluster=CLUSTER)
+    run.wait()
+    has_partial = sum(size < 10 for size in CALLS) > 1
+    assert has_partial == (bool(order) and not fits)
+    fix = f"for full batches: --set {'sink.ordered' if order == 'sink' else 'ordered'}=false"
+    assert any(note.endswith(fix) for note in run.plan.notes) == has_partial
 
 
 def kill_and_resume(folder: Path, rows: int, **place: Any) -> None:

@@ -149,8 +149,8 @@ def most_work_lost(rig: Rig, unit: str, wave: int, dropped: int = 0) -> float:
     done = {event.message: now for now, event in rig.events(BatchesDone)}
     delivered = [0.0] * ITEMS
     for now, deliver in rig.timed(Deliver):
-        if deliver.wave == wave:
-            delivered[deliver.first : deliver.last] = [now] * (deliver.last - deliver.first)
+        for first, last in deliver.ranges if deliver.wave == wave else ():
+            delivered[first:last] = [now] * (last - first)
     changes = []
     for message in rig.messages(unit):
         for key in part_keys(message.parts):
@@ -189,6 +189,18 @@ def test_a_kill_costs_two_seconds_of_work_although_the_first_items_are_dropped(d
         options=DURABLE,
     )
     assert most_work_lost(rig, "slow", 0, dropped) <= 8
+
+
+def test_a_kill_costs_less_if_no_item_waits_for_those_of_the_next_epoch() -> None:
+    """One of 20 items reaches a unit with batches of 8: a full batch takes 160 items, which is 8 s of work."""
+    first = Behaviour(0.05, item=lambda key, _: Gives(int(key[0] % 20 == 0)))
+    lost = {}
+    for end in ("end", "epoch"):
+        stages = [stage("first", workers=1), stage("rare", workers=1, batch_size=8, partial_batches=end)]
+        rig = simulate_stages(stages, {"first": first, "rare": Behaviour(0.01)}, ITEMS, options=DURABLE)
+        lost[end] = most_work_lost(rig, "first", 0)
+    assert lost["end"] >= 7 * 20
+    assert lost["epoch"] <= 4 * 20
 
 
 def test_items_that_never_reach_a_unit_do_not_keep_epochs_small() -> None:

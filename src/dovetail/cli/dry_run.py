@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,7 @@ def dry_run(
         )
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray, is_real=True) from None
+    plan = replace(job, ordered=job.ordered if asked.ordered is None else asked.ordered).complete_plan(plan)
     sinks = sink_names(job.sink) or ["a function" if job.sink else "stdout, one JSON value per line"]
     if as_json:
         about = {**(sample.to_dict() if sample else {}), "sinks": sinks, "notes": list(plan.notes[1:])}

@@ -249,7 +249,7 @@ def plan_run_spec(
         profiles = load_profiles(job.pipeline, on.cluster, *source_sink_kinds(job))
     make = partial(dt.plan, job.pipeline, mode=mode or job.mode, headroom=headroom, profiles=profiles)
     try:
-        return on.plan(make)
+        return job.complete_plan(on.plan(make))
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, on.cluster, mode, on_ray=on.on_ray) from None
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Run = Callable[..., Any] | str
 """A function, a class, or "package.module:name" of one."""
 Workers = Literal["auto"] | int | tuple[int, int]
+PartialBatches = Literal["end", "epoch"]
 ONE_CPU = Resources()
 GANG_VARIABLES = (
     "RANK",
@@ -46,6 +47,8 @@ class Stage:
     _: KW_ONLY
     batch_size: int = 1
     """Items per call."""
+    partial_batches: PartialBatches = "end"
+    """When a call may get fewer items: at the end of the input, or of each epoch, so that a resume repeats less."""
     workers: Workers = "auto"
     """Number of workers: "auto", n, or (minimum, maximum)."""
     workers_per_node: int | None = None

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from dovetail.documents.fields import (
     Field,
@@ -31,7 +31,7 @@ from dovetail.errors import UNSET, Change, ObjectSource, Problem, Subject, did_y
 from dovetail.pipeline.durations import DURATION, DURATION_TEXT_SCHEMA
 from dovetail.pipeline.error_policy import FINAL_ACTIONS, RETRY, Retry
 from dovetail.pipeline.failure_rules import ANY_EXCEPTION, FAILURE_ACTIONS
-from dovetail.pipeline.stage import GANG_VARIABLES, Stage
+from dovetail.pipeline.stage import GANG_VARIABLES, PartialBatches, Stage
 from dovetail.pipeline.stage_function import Each, converts_items, has_callable_objects
 from dovetail.resources.resources import RANKS_LIMIT, Resources
 
@@ -45,6 +45,7 @@ RUN_EXAMPLE = "my_package.my_module:my_function"
 WORKERS_LIMIT = 1_000_000
 SLOTS_LIMIT = 10_000
 RECYCLE_LIMIT = 10**9
+PARTIAL_BATCHES = get_args(PartialBatches)
 NO_STAGE = Noted([], "for a source")
 AFTER_NOTHING = Change({"after": NO_STAGE.value}, note=NO_STAGE.note)
 
@@ -256,6 +257,12 @@ STAGE = record_of(
         Field("run", RUN, "The function or class, as 'package.module:name'."),
         Field("resources", RESOURCES_VALUE, "What one worker needs."),
         Field("batch_size", whole(1, 10_000_000), "Items per call."),
+        Field(
+            "partial_batches",
+            choice(PARTIAL_BATCHES),
+            "When a call may get fewer items than batch_size: at the end of the input, or of each epoch, which makes a "
+            "resume repeat less.",
+        ),
         Field("workers", WORKERS, "Number of workers: auto, n, or [minimum, maximum]."),
         Field("workers_per_node", whole(1, 10_000), "Number of workers on every node; instead of workers."),
         Field("slots", whole(1, SLOTS_LIMIT), "Batches in flight per worker."),
@@ -298,6 +305,7 @@ STAGE = record_of(
 DEFAULT_NAMES = (
     "resources",
     "batch_size",
+    "partial_batches",
     "slots",
     "retries",
     "on_error",

@@ -127,4 +127,4 @@ def _settings(stage: Stage) -> tuple[object, ...]:
     timeouts = (stage.timeout_s, stage.setup_timeout_s)
     recycle = (stage.recycle_batches, stage.recycle_s)
     failures = (stage.on_error, stage.retries, stage.on_death, stage.failure_rules, stage.max_setup_failures)
-    return (stage.shape, stage.batch_size, stage.slots, environment, timeouts, recycle, failures)
+    return (stage.shape, stage.batch_size, stage.partial_batches, stage.slots, environment, timeouts, recycle, failures)

@@ -217,7 +217,8 @@ class Recipe:
         """Plan as `dt.plan` does. InfeasibleError has lines of the file and fixes that were tried."""
         from dovetail.recipes.recipe_plan import plan_recipe
 
-        return plan_recipe(self, cluster, mode, **how)
+        made = plan_recipe(self, cluster, mode, **how)
+        return recipe_run_spec(self, made.cluster).complete_plan(made)
 
     def start(self, **arguments: Any) -> Run:
         """Start a run, as `dt.run(recipe)` does; arguments as in `dt.run`, by default those of the file."""

@@ -36,6 +36,12 @@ class SinkRequest:
         """Whether a sink needs its rows in the order of the source."""
         return any(spec.ordered for spec in self.files.values())
 
+    @property
+    def order_settings(self) -> list[str]:
+        """The settings of its sinks that keep the order of the source."""
+        ordered = [label for label, spec in self.files.items() if spec.ordered]
+        return [f"sink.stages.{label}.ordered" if label is not ALL_LEAVES else "sink.ordered" for label in ordered]
+
     def kinds(self, pipeline: Pipeline) -> dict[str, str]:
         """Leaf stage -> kind of its sink."""
         kinds = {label: spec.form[0] for label, spec in self.files.items()}

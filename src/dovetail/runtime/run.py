@@ -35,6 +35,7 @@ from dovetail.runtime.outputs import attach_writers, check_sinks_apart_from_sour
 from dovetail.runtime.run_handle import NOT_STARTED_CODES, Run
 from dovetail.runtime.sites import open_site
 from dovetail.streaming.epoch_size import DURABLE_EPOCH_S, DURABLE_MESSAGE_S
+from dovetail.streaming.partial_batches import warn_of_partial_batches
 from dovetail.streaming.settings import FIRST_REPLAN_S, StreamOptions, unit_specs
 
 if TYPE_CHECKING:
@@ -250,6 +251,9 @@ def _start_run(request: RunRequest) -> Run:
                 write_unstarted_header(folder, about, unstarted, time.time())
         admission = site.admit(folder.id, exclusive_plan, plan_for, wait=request.wait)
         undo.callback(admission.release)
+        order = ["ordered"] if request.ordered else sinks.order_settings
+        plan = warn_of_partial_batches(admission.plan, pipeline, order, durable=sinks.durable)
+        admission = replace(admission, plan=plan)
         # 6. engine, controller, observers, source and sink
         options = site.adjust_options(
             _stream_options(request, exclusive_plan.cluster, sinks), given=request.options is not None

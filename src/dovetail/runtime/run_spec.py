@@ -22,6 +22,7 @@ from dovetail.pipeline.overrides import Override, apply_overrides, parse_overrid
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.source_sink import SOURCE_AND_SINK
 from dovetail.runtime.missing_code import find_missing_code
+from dovetail.streaming.partial_batches import warn_of_partial_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dovetail.documents.document import Document, KeyPath
     from dovetail.resources.cluster import Cluster
     from dovetail.runtime.run_handle import Run
+    from dovetail.scheduling.plan import Plan
 
 
 def stdin_rows() -> Iterator[Any]:
@@ -64,6 +66,22 @@ class RunSpec:
     mode: str = "auto"
     ordered: bool = False
     max_errors: int | float | str | None = None
+
+    @property
+    def order_settings(self) -> list[str]:
+        """The settings by which results keep the order of the source; none: they need not."""
+        if self.ordered:
+            return ["ordered"]
+        sinks = _source_and_sinks({"sink": self.sink})
+        return [
+            ".".join((*map(str, path), "ordered"))
+            for path, sink in sinks
+            if isinstance(sink, Mapping) and sink.get("ordered")
+        ]
+
+    def complete_plan(self, plan: Plan) -> Plan:
+        """The plan with the warnings that depend on the settings of the run."""
+        return warn_of_partial_batches(plan, self.pipeline, self.order_settings, durable=self.sink is not None)
 
     def start(
         self,

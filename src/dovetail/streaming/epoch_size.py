@@ -53,13 +53,15 @@ class EpochSize:
             found[unit] = from_parents + self._input_shares.get(unit.name, 0.0)
         return found
 
-    def target_items(self, processed_items: int) -> int:
+    def target_items(self, processed_items: int, filled_items: int = 0) -> int:
         """Items per epoch: about `target_epoch_s` of source work, at least some full batches of every unit, and a fixed
         share of the items in flight, so that a thousand workers do not have hundreds of epochs open. While the speed of
-        a unit is unknown, it may be slow, and an epoch contains as little as is useful."""
+        a unit is unknown, it may be slow, and an epoch contains as little as is useful.
+
+        `filled_items`: the least that is useful for an epoch that has these items already."""
         if self.has_unknown_speed():
             reached = self._possibly_reached_units()
-            return _round_to_batches(reached, self._unmeasured_items(reached, processed_items))
+            return _round_to_batches(reached, max(filled_items, self._unmeasured_items(reached, processed_items)))
         reached = self._reached_units()
         options = self.state.options
         rate = _known_rate(reached)
@@ -76,8 +78,9 @@ class EpochSize:
             if unit.total_slots <= rate * seconds * (1 + 1e-9):
                 slowest_queue = unit.preferred_queue_items / items
         if rate == math.inf:
-            return _round_to_batches(reached, preferred)
+            return _round_to_batches(reached, max(filled_items, preferred))
         goal = max(
+            filled_items,
             min(preferred, max(minimum, options.max_epoch_s * rate)),
             slowest_queue / MAX_OPEN_EPOCHS,
             options.target_epoch_s * rate,

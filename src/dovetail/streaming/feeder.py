@@ -286,8 +286,8 @@ class Feeder:
                 self.gaps[self.next_spooled] = (number + items, last)
         self.end_input()
 
-    def _target_epoch_items(self) -> int:
-        return self.epoch_size.target_items(self._processed_items())
+    def _target_epoch_items(self, filled_items: int = 0) -> int:
+        return self.epoch_size.target_items(self._processed_items(), filled_items)
 
     def _items_allowed_in_epochs(self) -> int:
         """Items that open epochs may still get while the speed of a unit is unknown."""
@@ -328,9 +328,9 @@ class Feeder:
         self._fed_items += items
         self.add_input(epoch, name, part)
         if self.state.now >= self._target_update_at:
-            # the throughput may have changed since the epoch was opened
+            # the throughput may have changed since the epoch was opened; it still ends with full batches
             self._target_update_at = self.state.now + TARGET_UPDATE_S
-            epoch.lower_target(self._target_epoch_items())
+            epoch.lower_target(self._target_epoch_items(epoch.last - epoch.first))
         is_full = (
             epoch.last - epoch.first >= epoch.target_items
             or epoch.read_bytes >= self.state.options.byte_budget // MAX_OPEN_EPOCHS

@@ -84,6 +84,8 @@ class UnitSpec:
     parents: tuple[str, ...] = ()
     """Parent units; none: the unit gets source items."""
     batch_size: int = 1
+    partial_in_epoch: bool = False
+    """A batch ends with its epoch, also if results need no order."""
     retries: int = 3
     skip_failed: bool = False
     """Record items that failed with an exception and continue, instead of failing the run."""
@@ -153,6 +155,7 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str]) -> U
         hosted=HostedObject(unit.name, tuple(stage.code() for stage in stages), head.slots or 1),
         parents=tuple(dict.fromkeys(unit_of[name] for name in pipeline.parents(head.name))),
         batch_size=head.batch_size,
+        partial_in_epoch=head.partial_batches == "epoch",
         retries=head.retries,
         skip_failed=policy.then == "skip",
         death_retries=death_policy.times if death_policy.retry else head.retries,

@@ -419,7 +419,8 @@ class UnitState:
         self.later_consumers = later_consumers
         self.is_leaf = not (children or later_consumers)
         self.sorts_input = bool(parents) and needs_order
-        fills_batches = not (needs_order or self.spec.barrier or self.options.serving)
+        ends_with_epoch = needs_order or self.spec.partial_in_epoch
+        fills_batches = not (ends_with_epoch or self.spec.barrier or self.options.serving)
         self.queue.begin_wave(in_order=needs_order and not self.spec.barrier, fills_batches=fills_batches)
         self.byte_share = byte_share
         self.dirty = True
