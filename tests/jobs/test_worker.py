@@ -263,7 +263,7 @@ def test_a_coroutine_that_cannot_be_interrupted_is_given_up_and_keeps_its_slot(q
         timeout="50ms",
         retries=0,
     )
-    with running_worker(queue, slots=1, lease="300ms", kill_grace=0.1) as worker:
+    with running_worker(queue, slots=1, lease="3s", kill_grace=0.1) as worker:
         wait_for_state(job, JobState.FAILED)
         assert job.record().attempts[0].outcome is Outcome.TIMEOUT
         status = worker.get_status()
@@ -318,11 +318,11 @@ def store() -> ScriptedStore:
 
 def test_a_running_job_keeps_its_lease(queue: Queue, tmp_path: Path) -> None:
     job = submit(queue, "wait_for_file", str(tmp_path / "go"))
-    with running_worker(queue, lease="300ms"):
+    with running_worker(queue, lease="3s"):  # long enough for a busy machine
         until(lambda: job.record().state is JobState.LEASED)
         first = job.record().due_ms
         assert first is not None
-        until(lambda: (job.record().due_ms or 0) > first + 900, "it was renewed several times")
+        until(lambda: (job.record().due_ms or 0) > first + 1500, "it was renewed twice")
         assert job.record().attempt == 1
         (tmp_path / "go").touch()
         job.result(30)
