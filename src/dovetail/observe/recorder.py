@@ -109,9 +109,9 @@ CHECK_EVERY_STEPS = 256
 WORKERS_EVERY_VIEWS = 10
 MAX_WORKERS_WRITTEN = 200
 WORKER_SAMPLE_INTERVAL = 50
-"""Beyond WORKERS_SHOWN workers, one in this many has individual lines."""
+"""With more than MAX_WORKERS_WRITTEN workers, one in this many has lines of its own."""
 MAX_VIEW_INTERVAL_S = 60.0
-"""Minimum seconds between two views of a real run; a simulated run has no such limit."""
+"""Upper limit of the interval between two views of a real run; a simulated run has no such limit."""
 
 HOT_PATH_TYPES = frozenset({e.BatchesDone, e.BatchesReturned, e.ItemsArrived, c.RunBatches, c.Cancel, c.Pull})
 UNIT_FIELDS = tuple(item.name for item in fields(UnitView))

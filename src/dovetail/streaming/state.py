@@ -360,7 +360,7 @@ class UnitState:
         self.changes_counts = self.spec.returns not in (None, 1.0)
         """Whether calls return more or fewer items than they get."""
         self.same_count_calls = 0
-        """Its calls return another number of items than they get, so the epochs of a batch are delivered together."""
+        """Calls so far that returned as many items as they got."""
         self.quarantine_worker: Worker | None = None
         """Gets no further messages, so that a suspect can run on it alone."""
         self.message_just_ended = False
