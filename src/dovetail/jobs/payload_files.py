@@ -174,6 +174,8 @@ def _open_url(url: str) -> tuple[Any, str]:
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
+    """With fsync, because a job whose record is in the store cannot run without its file: the name must not appear
+    before the data is on disk."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb") as file:

@@ -73,27 +73,28 @@ class LocalEngine:
         *,
         memory_bytes: int | None = None,
         pin_cpus: bool = False,
-        home: DriverContext | None = None,
+        driver_context: DriverContext | None = None,
         memory_watch: MemoryWatch | None = None,
         start_server: Callable[[int, Mapping[str, str] | None], ProcessServer] = ForkServerClient,
     ) -> None:
         """Open an engine without workers.
 
-        `folder` is for logs and spilled payloads, `memory_bytes` limits the memory of payloads, `home` is the context
-        of a driver in another process. `memory_watch` chooses the worker to end before memory runs out (None: one that
-        exceeds its request). `start_server` is called when the first worker starts, with the descriptor of the
-        breadcrumbs and the environment of the server (None: that of this process).
+        `folder` is for logs and spilled payloads, `memory_bytes` limits the memory of payloads, `driver_context` is
+        given if the driver is another process. `memory_watch` chooses the worker to end before memory runs out (None:
+        one that exceeds its request). `start_server` is called when the first worker starts, with the descriptor of
+        the breadcrumbs and the environment of the server (None: that of this process).
         """
         driver_setup.raise_descriptor_limit()
         open_standard_descriptors()
         self._folder = folder or driver_setup.make_temporary_folder()
         self._breadcrumbs = BreadcrumbTable()
         self._launcher = WorkerLauncher(
-            folder, self._folder / "spool", cluster, self._breadcrumbs, pin_cpus=pin_cpus, driver=home
+            folder, self._folder / "spool", cluster, self._breadcrumbs, pin_cpus=pin_cpus, driver_context=driver_context
         )
-        there = payload_memory.total_memory_bytes() // payload_memory.PAYLOAD_MEMORY_DIVISOR
+        max_payload_bytes = payload_memory.total_memory_bytes() // payload_memory.PAYLOAD_MEMORY_DIVISOR
+        payload_bytes = min(memory_bytes or max_payload_bytes, max_payload_bytes)
         self._numbers = count(1)
-        self._payloads = PayloadTable(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
+        self._payloads = PayloadTable(self._folder / "spool", payload_bytes, self._numbers)
         # see data.interfaces.PayloadStore. Thread: any, but one `store` at a time
         self.store, self.store_split = self._payloads.store, self._payloads.store_split
         self.load, self.release_mappings = self._payloads.load, self._payloads.release_mappings
@@ -546,10 +547,10 @@ class LocalEngine:
         """Read once. False: end of the stream. BlockingIOError: no data yet. Hold `reading`."""
         if self._deferred:
             self._handle_deferred()
-        frames, there = rank.channel.receive()
+        frames, is_connected = rank.channel.receive()
         for frame in frames:
             self._on_frame(rank, frame)
-        return there
+        return is_connected
 
     def _on_frame(self, rank: RankProcess, frame: Frame) -> None:
         head = frame.head

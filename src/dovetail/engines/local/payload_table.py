@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dovetail.engines.local.protocol import Chunk, Frame
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
 
-if TYPE_CHECKING:
     Sizes = tuple[int, ...]
 
 FreedBuffer = tuple[int, int, bool, int]

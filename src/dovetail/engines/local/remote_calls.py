@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from dovetail.engines.local.protocol import Frame
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
 
-
-if TYPE_CHECKING:
     Waiter = CallFuture | tuple[RankProcess, int]
     """Receiver of an answer: a future of this process; or a worker and its own number of the call."""
     CallOrigin = tuple[int, int, int, int] | None

@@ -131,7 +131,7 @@ class AgentSession:
             self._folder,
             memory_bytes=setup.memory_bytes or None,
             pin_cpus=setup.pin_cpus,
-            home=worker_home(setup),
+            driver_context=_driver_context(setup),
             memory_watch=MemoryWatch(full=setup.memory_full),
         )
         self._engine.keep_spool = shared
@@ -460,17 +460,17 @@ class AgentSession:
             future.cancel()
 
 
-def worker_home(setup: AgentSetup) -> DriverContext:
+def _driver_context(setup: AgentSetup) -> DriverContext:
     """Paths and variables of the driver for workers; those of a runtime_env have precedence."""
-    home = setup.home
+    context = setup.driver_context
     if not setup.runtime_env:
-        return home
+        return context
     runtime_env: dict[str, Any] = json.loads(setup.runtime_env)
     own = [entry for entry in sys.path if entry]
-    others = [entry for entry in home.path if not _is_library_path(entry)]
-    folder = str(Path.cwd()) if "working_dir" in runtime_env else home.folder
-    variables = {**home.variables, **environment_variables(runtime_env)}
-    return home._replace(path=(*own, *others), folder=folder, variables=variables)
+    others = [entry for entry in context.path if not _is_library_path(entry)]
+    folder = str(Path.cwd()) if "working_dir" in runtime_env else context.folder
+    variables = {**context.variables, **environment_variables(runtime_env)}
+    return context._replace(path=(*own, *others), folder=folder, variables=variables)
 
 
 def _is_library_path(entry: str) -> bool:

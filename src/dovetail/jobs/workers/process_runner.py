@@ -220,7 +220,7 @@ class ProcessRunner:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
+        with contextlib.suppress(OSError):  # full of wake-ups
             os.write(self._wake_write, b"\0")
 
     # --- the thread
@@ -467,7 +467,7 @@ class ProcessRunner:
         while process.is_open:
             try:
                 frames, is_connected = process.channel.receive(DONT_WAIT)
-            except (BlockingIOError, OSError):
+            except OSError:  # no data yet, or the connection is broken
                 return
             for frame in frames:
                 match frame.head[0]:
