@@ -253,7 +253,7 @@ def dead(url: str | None, limit: int, as_json: bool, queue: str | None, function
 
 
 def placement_problems(store: Store, records: Sequence[JobRecord]) -> dict[str, str]:
-    """By id, why no live worker can run a job that waits."""
+    """Why no live worker can run a waiting job, by id of the job."""
     if not any(record.state in WAITING for record in records):
         return {}
     live = live_workers(store.workers(), store.now_ms())
@@ -261,7 +261,7 @@ def placement_problems(store: Store, records: Sequence[JobRecord]) -> dict[str, 
 
 
 def wait_reasons(store: Store, records: Sequence[JobRecord]) -> dict[str, str]:
-    """By id, why a ready job waits."""
+    """Why a ready job waits, by id of the job."""
     if not any(record.state is JobState.READY for record in records):
         return {}
     now_ms, stats, reservations = store.now_ms(), {one.queue: one for one in store.stats()}, store.reservations()

@@ -100,7 +100,7 @@ class Output:
         self._begun = b""
         """Start of a line that is not complete yet."""
         self.place = files.location if files is not None and log_dir is None else self._local.location
-        """For messages."""
+        """Location of the log files, for messages."""
 
     def copy(self, job_id: str, attempt: int, offset: int = 0) -> int:
         """Print the output of an attempt from an offset on; the number of bytes."""

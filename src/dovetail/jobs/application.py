@@ -42,9 +42,9 @@ class Application:
     """The functions that a worker may run: those declared with `@dt.job` in its modules."""
 
     modules: tuple[str, ...] = ()
-    """As given: "pkg.module" or "path/script.py"."""
+    """Modules as given: "pkg.module" or "path/script.py"."""
     functions: Mapping[str, JobFunction] = field(default_factory=dict)
-    """By reference."""
+    """Functions of jobs by reference."""
     _aliases: Mapping[str, JobFunction] = field(default_factory=dict, repr=False)
     """Functions by file and name, for jobs that were submitted by running one of the modules as a script."""
 

@@ -381,7 +381,7 @@ class UnitState:
         self.busy_s = self.setup_s = 0.0
         self.workers_started = self.workers_stopped = self.workers_lost = 0
         self.stage_totals = [[0, 0, 0.0] for _ in self.spec.stages]
-        """Per fused stage: items in, items out, seconds."""
+        """Items in, items out and seconds of each fused stage."""
         self.max_node_memory_bytes = 0
         self.shape_before_growth: Shape | None = None
         """Shape before it grew, until it is known whether the growth helps."""

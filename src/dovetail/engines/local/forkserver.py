@@ -68,7 +68,7 @@ class ForkServer:
         """Pid -> the number that the driver assigned."""
         self._pids: dict[int, int] = {}
         self._child_sock: socket.socket | None = None
-        """In a forked process: its socket, which stays open until it exits. Closing it would print a warning."""
+        """Socket of a forked process, which stays open until it exits. Closing it would print a warning."""
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._watched = watched
         self._own_fds = (self._channel.fileno(), self._wake_read, self._wake_write, *watched)

@@ -25,9 +25,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MAX_KILL_ROUNDS = 1000
 FORK_SERVER_GRACE_S = 1.0
-"""For a fork server that kills its workers, before the supervisor does it."""
+"""Time for a fork server to kill its workers, before the supervisor does it."""
 GUARD_GRACE_S = 2.0
-"""For a supervisor and a fork server, before the guard kills them and everything else."""
+"""Time for a supervisor and a fork server to exit, before the guard kills them and everything else."""
 REAP_INTERVAL_S = 0.005
 
 

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.worker_logs import LogPiece, ReceivedOffsets
 
 LARGE_BACKLOG_BYTES, MAX_ANSWER_BYTES = 1 << 20, 8 << 20
-"""From the first size on, answers are filled up to the second: sizes in between are the slowest for Ray."""
+"""Backlog from which answers are filled, and the size up to which: sizes in between are the slowest for Ray."""
 MIN_ANSWER_GAP_S = 0.005
 """Minimum time between two answers without urgent operations: each answer costs a call of Ray."""
 NOT_URGENT = ("done", "metrics", "transfer_ended", "log")

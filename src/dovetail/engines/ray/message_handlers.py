@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 MAX_FAILED_STARTS = 3
 NO_WORKER_MESSAGE = "Failed to startup worker after retrying"
-"""In Ray's error when the Python of a runtime_env does not start."""
+"""Text in Ray's error when the Python of a runtime_env does not start."""
 NODE_DIED_MESSAGE = "its node has died"
-"""In Ray's error when an actor died with its node."""
+"""Text in Ray's error when an actor died with its node."""
 CREATION_MESSAGE = "creation task"
-"""In Ray's error when the constructor of an actor failed."""
+"""Text in Ray's error when the constructor of an actor failed."""
 EXCEPTION_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception|Exit|Found)\b")
 
 

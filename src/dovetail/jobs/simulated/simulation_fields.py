@@ -225,7 +225,7 @@ class JobClass:
 
     @property
     def jobs_per_s(self) -> float | None:
-        """Of random or regular arrivals; None: neither."""
+        """Rate of random or regular arrivals; None: neither."""
         if self.rate is not None:
             return parse_rate(self.rate)
         return None if self.every is None else 1 / parse_duration(self.every)

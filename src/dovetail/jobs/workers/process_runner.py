@@ -178,7 +178,7 @@ class ProcessRunner:
         self._epoll = select.epoll()
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self._servers: dict[int, Server] = {}
-        """By the descriptor of their channel; those before the newest one start no more processes."""
+        """Fork servers by the descriptor of their channel; those before the newest one start no more processes."""
         self._server: Server | None = None
         self._by_fd: dict[int, JobProcess] = {}
         self._by_key: dict[AttemptKey, JobProcess] = {}

@@ -59,20 +59,20 @@ class WorkerOptions:
     slots: int | None = None
     """None: auto."""
     isolation: str | None = None
-    """Of jobs that do not say one and need none; None: a process."""
+    """Isolation of jobs that neither request nor need one; None: `process`."""
     use_gpu: bool | None = None
-    """None: if jobs ask for GPUs."""
+    """Whether GPUs are used; None: if jobs request GPUs."""
     gpu_device: str | None = None
     """Indices or CUDA names of cards, separated by commas."""
     job_timeout_s: float | None = None
-    """Of jobs without one."""
+    """Default timeout of jobs that have none."""
     lease_ms: int = 15_000
     grace_s: float = 30.0
-    """At the end of the worker: time for running jobs."""
+    """Time for running jobs at the end of the worker."""
     kill_grace_s: float = 5.0
-    """From SIGTERM to SIGKILL of a job's process."""
+    """Time from SIGTERM to SIGKILL of a job's process."""
     placement_delay_ms: int = 50
-    """How long a job is left to a worker that should rather run it; 0: not at all."""
+    """Maximum time that a job waits for a more suitable worker; 0: none."""
     rendezvous_host: str | None = None
     """Address of this machine at which the other workers reach rank 0 of a gang; None: that of the route to the
     store."""
@@ -132,7 +132,7 @@ def _read(
 class _WrongOptionError(Exception):
     def __init__(self, name: str, reason: str, example: object) -> None:
         self.name = name
-        """Of the argument, without the unit that the option has here."""
+        """Name of the argument, without the unit that the option has here."""
         self.reason = reason
         self.example = example
         self.fix = (Change({name: example}),)
