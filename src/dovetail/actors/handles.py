@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Splitter = Callable[[Sequence[Any], int], Sequence[Any]]
 
-BAD_OPTION = "DT501"
+BAD_ROLE = "DT501"
 DEFAULT_WINDOW = 64
 DEFAULT_SETTINGS = CallSettings()
 
@@ -73,7 +73,7 @@ class RoleHandle:
         again after its instance died."""
         deadline_s = self._settings.deadline_s
         if deadline is not None:
-            deadline_s = checked_duration("deadline", deadline, BAD_OPTION, "5s")
+            deadline_s = checked_duration("deadline", deadline, BAD_ROLE, "5s")
         settings = CallSettings(deadline_s, self._settings.retries if retries is None else retries)
         return RoleHandle(self._router, self.role, settings)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from dovetail.actors.call_router import CallRouter
 from dovetail.actors.claim_plan import planned_processes, to_claim_plan
-from dovetail.actors.handles import BAD_OPTION
 from dovetail.actors.health_check import HealthLimits
 from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
 from dovetail.actors.hosted_actor import HostedActor
@@ -23,6 +22,7 @@ from dovetail.actors.live_system import (
     requests,
 )
 from dovetail.actors.role_code import inspect_roles
+from dovetail.actors.role_fields import BAD_ROLE
 from dovetail.actors.scaling_thread import scaled_roles
 from dovetail.actors.system_controller import ActorController, SystemDefinition
 from dovetail.actors.system_view import system_view, worker_views
@@ -70,7 +70,7 @@ def launch_system(
     what: str = WHAT,
 ) -> LiveSystem:
     """See `ActorSystem.launch`."""
-    deadline_s = checked_duration("deadline", deadline, BAD_OPTION, "60s")
+    deadline_s = checked_duration("deadline", deadline, BAD_ROLE, "60s")
     end = time.monotonic() + deadline_s
     with ExitStack() as undo:
         _check_variables(system.roles)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from threading import Event as ThreadEvent
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from dovetail.actors.handles import BAD_OPTION, ActorHandles, RoleHandle
+from dovetail.actors.handles import ActorHandles, RoleHandle
 from dovetail.actors.instance_directory import InstanceState
+from dovetail.actors.role_fields import BAD_ROLE
 from dovetail.actors.scaling_thread import ScalingThread
 from dovetail.actors.system_controller import SystemPhase
 from dovetail.actors.system_status import SystemStatus, instance_rows
@@ -327,7 +328,7 @@ class LiveSystem(RunHandle):
     def stop(self, *, drain: bool = True, deadline: float | str = "30s") -> None:
         """Stop the system and return when it has ended. With `drain`, running and waiting calls are finished first; at
         the deadline what is left is killed."""
-        deadline_s = checked_duration("deadline", deadline, BAD_OPTION, "30s")
+        deadline_s = checked_duration("deadline", deadline, BAD_ROLE, "30s")
         self._scaling.stop()
         self._system.router.close("is stopped")
         if drain and not self.done:

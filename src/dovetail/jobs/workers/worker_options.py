@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dovetail.documents.fields import Mistake
 
-BAD_OPTION = "DT620"
+BAD_WORKER_OPTION = "DT620"
 BAD_VARIABLE = "DT621"
 NO_SUCH_GPU = "DT622"
 TIMEOUT_NOT_KEPT = "DT623"
@@ -92,7 +92,7 @@ def worker_options(given: Mapping[str, Any], environment: Mapping[str, str] | No
     for name, read in _READERS.items():
         value = given.get(name, UNSET)
         if value is not UNSET and not (value == AUTO and name in values):
-            _read(read, value, values, name, problems, BAD_OPTION, "")
+            _read(read, value, values, name, problems, BAD_WORKER_OPTION, "")
     values.setdefault("worker_id", default_worker_id())
     if values.get("isolation") == "thread" and values.get("job_timeout_s") is not None:
         problems.append(_thread_timeout_problem(values["job_timeout_s"]))
@@ -121,7 +121,7 @@ def _read(
     try:
         values[name] = read(value)
     except _WrongOptionError as error:
-        fix = error.fix if code == BAD_OPTION else (f"export {_FROM_VARIABLES[name][0]}={error.example}",)
+        fix = error.fix if code == BAD_WORKER_OPTION else (f"export {_FROM_VARIABLES[name][0]}={error.example}",)
         message = Text(shown or Given(error.name, value), f" {error.reason}")
         problems.append(Problem(code, message, fixes=fix, subject=Subject("setting", error.name)))
     except (ValueError, TypeError) as error:
@@ -290,7 +290,7 @@ def worker_node(resources: object) -> tuple[Node, bool]:
         raise ConfigError(replace(problem, place="resources") for problem in error.problems) from None
     if len(nodes) != 1:
         message = f"resources={short_repr(resources)} describes {len(nodes)} nodes; a worker runs on one"
-        raise ConfigError(Problem(BAD_OPTION, message, fixes=(Change({"resources": nodes[0].spec()}),)))
+        raise ConfigError(Problem(BAD_WORKER_OPTION, message, fixes=(Change({"resources": nodes[0].spec()}),)))
     return nodes[0], True
 
 
