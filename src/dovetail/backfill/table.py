@@ -22,8 +22,8 @@ from dovetail.backfill.records import (
     delete_column_state,
     has_stored_state,
     make_column_record,
+    read_backfills,
     read_column,
-    read_jobs,
     write_column,
 )
 from dovetail.backfill.result import DroppedColumn, format_rows
@@ -496,7 +496,7 @@ class Table:
 
     def history(self, column: str | None = None) -> list[BackfillRecord]:
         """All backfills of a column, or of all columns; oldest first."""
-        return read_jobs(
+        return read_backfills(
             self._store, None if column is None else self._read_record(_check_column_name(column)).columns[0]
         )
 
