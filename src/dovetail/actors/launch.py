@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dovetail.actors.call_router import CallRouter
+from dovetail.actors.call_router import ActorCallRouter
 from dovetail.actors.claim_plan import planned_processes, to_claim_plan
 from dovetail.actors.health_check import HealthLimits
 from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
@@ -139,7 +139,7 @@ def _observed_system(
     )
     shapes = {template.unit: template.shape for bundle in system.bundles for template, _ in bundle.processes}
     telemetry = DelayedTelemetry(running, shapes, admission.plan.cluster, recorder)
-    router = CallRouter(running.call_with, controller.directory, sends_deadlines=True)
+    router = ActorCallRouter(running.call_with, controller.directory, sends_deadlines=True)
     watch = SystemWatch(controller)
     socket = ControlSocket(folder.path, partial(_on_control_command, running))
     active = ActiveSystem(

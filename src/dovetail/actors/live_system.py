@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from dovetail.actors.call_router import CallRouter
+    from dovetail.actors.call_router import ActorCallRouter
     from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
     from dovetail.actors.instance_directory import Directory
     from dovetail.actors.scaling_thread import ScaledRole
@@ -62,7 +62,7 @@ class DirectoryPublisher:
 
     Observers are called before the commands of their step are submitted: a directory is published in the next step."""
 
-    def __init__(self, controller: ActorController, engine: RunEngine, router: CallRouter) -> None:
+    def __init__(self, controller: ActorController, engine: RunEngine, router: ActorCallRouter) -> None:
         self._controller, self._engine, self._router = controller, engine, router
         self._published: Directory = controller.directory
         self._pending: Directory | None = None
@@ -148,7 +148,7 @@ class ActiveSystem:
     lock: RunLock
     engine: RunEngine
     controller: ActorController
-    router: CallRouter
+    router: ActorCallRouter
     recorder: Recorder
     monitor: HeartbeatMonitor
     watch: SystemWatch

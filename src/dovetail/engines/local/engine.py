@@ -24,9 +24,9 @@ from dovetail.engines.local.forkserver_client import ForkServerClient
 from dovetail.engines.local.launcher import WorkerLauncher, find_free_port
 from dovetail.engines.local.payload_table import PayloadTable
 from dovetail.engines.local.protocol import close_descriptors
-from dovetail.engines.local.remote_calls import CallRouter, lost_error, origin_of
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 from dovetail.engines.local.wakeup import Wakeup
+from dovetail.engines.local.worker_call_router import WorkerCallRouter, lost_error, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.events import Event
-    from dovetail.engines.call_future import CallFuture
+    from dovetail.engines.call_future import WorkerCallFuture
     from dovetail.engines.local.driver_calls import DriverCalls
     from dovetail.engines.local.forkserver_client import ProcessServer
     from dovetail.engines.local.memory_watch import MemoryWatch
@@ -104,7 +104,7 @@ class LocalEngine:
         self._memory_watch = memory_watch
         self._memory_checked_at = 0.0
         self._workers: dict[int, LocalWorker] = {}
-        self._calls = CallRouter(self._workers, self._numbers, self._queue_frame)
+        self._calls = WorkerCallRouter(self._workers, self._numbers, self._queue_frame)
         self._driver_calls: DriverCalls | None = None
         """Calls of this process; None: it made none."""
         self._deferred: deque[tuple[RankProcess, Frame]] = deque()
@@ -180,7 +180,7 @@ class LocalEngine:
             self._return_buffers()
             self._flush()
 
-    def _wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
+    def _wait_for(self, call: WorkerCallFuture, timeout_s: float | None) -> None:
         """See `CallOwner.wait_for`."""
         if get_ident() != self._wakeup.polling_thread:
             self._read_in_caller(call, timeout_s)
@@ -192,7 +192,7 @@ class LocalEngine:
                 break
             self._wait_and_handle(left)
 
-    def _read_in_caller(self, call: CallFuture, timeout_s: float | None) -> None:
+    def _read_in_caller(self, call: WorkerCallFuture, timeout_s: float | None) -> None:
         """Read the socket of the called process for some time, in place of the polling thread: that saves a switch of
         threads, which takes longer than a short call."""
         rank = self._calls.process_of(call)
@@ -220,7 +220,7 @@ class LocalEngine:
             self._update_polling(rank)
         return True
 
-    def _read_answers(self, rank: RankProcess, call: CallFuture, until: float) -> None:
+    def _read_answers(self, rank: RankProcess, call: WorkerCallFuture, until: float) -> None:
         readable = select.poll()
         readable.register(rank.channel.fileno(), select.POLLIN)
         is_connected = True

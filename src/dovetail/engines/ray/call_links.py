@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from threading import RLock
 
-    from dovetail.engines.call_future import Body, CallFuture
+    from dovetail.engines.call_future import Body, WorkerCallFuture
     from dovetail.engines.local.protocol import Frame
     from dovetail.engines.ray.agent_link import AgentLink
     from dovetail.engines.ray.remote_worker import RemoteWorker
@@ -189,7 +189,7 @@ class CallLinks:
 
     # --- answers. Thread: any, without the engine's lock
 
-    def read_answer(self, link: OutgoingLink, call: CallFuture, timeout_s: float | None) -> bool:
+    def read_answer(self, link: OutgoingLink, call: WorkerCallFuture, timeout_s: float | None) -> bool:
         """Read the socket for some time in the thread that waits for an answer: that saves a switch of threads, which
         takes longer than a short call. False: that is not possible now, or another thread does it."""
         if link.state != LINK_OPEN or not link.reading.acquire(blocking=False):

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Mapping
 
-    from dovetail.engines.call_future import CallFuture
+    from dovetail.engines.call_future import WorkerCallFuture
     from dovetail.engines.local.protocol import Frame
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
 
-    Waiter = CallFuture | tuple[RankProcess, int]
+    Waiter = WorkerCallFuture | tuple[RankProcess, int]
     """Receiver of an answer: a future of this process; or a worker and its own number of the call."""
     CallOrigin = tuple[int, int, int, int] | None
     """See `CallOptions.origin`."""
 
 
-class CallRouter:
+class WorkerCallRouter:
     """Pending calls and the receivers of their answers. Hold the engine's lock, unless stated otherwise."""
 
     def __init__(self, children: Mapping[int, LocalWorker], numbers: Iterator[int], send: Callable[..., None]) -> None:
@@ -48,7 +48,7 @@ class CallRouter:
         method: str,
         body: CallBody,
         deadline: float,
-        call: CallFuture,
+        call: WorkerCallFuture,
         origin: CallOrigin = None,
     ) -> RankProcess:
         """Send a call from this process. Raises WorkerLostError or LookupError."""
@@ -57,12 +57,12 @@ class CallRouter:
         call.number = self._forward(called, hosted, method, body, call, deadline, origin)
         return called
 
-    def process_of(self, call: CallFuture) -> RankProcess | None:
+    def process_of(self, call: WorkerCallFuture) -> RankProcess | None:
         """The process that is called; None: the call was answered. Without the lock."""
         child = self._children.get(call.worker)
         return _find_rank(child, call.rank) if child is not None and call.number in child.calls else None
 
-    def withdraw(self, call: CallFuture) -> RankProcess | None:
+    def withdraw(self, call: WorkerCallFuture) -> RankProcess | None:
         """Forget a call from this process and cancel it in its worker. None: it was answered, or its worker is gone."""
         child = self._children.get(call.worker)
         if child is None or child.calls.pop(call.number, None) is None:
@@ -166,7 +166,7 @@ class CallRouter:
         self._send(rank, head if origin is None else (*head, origin), [body.data], body.descriptors)
         return number
 
-    def on_answer(self, child: LocalWorker, frame: Frame) -> CallFuture | None:
+    def on_answer(self, child: LocalWorker, frame: Frame) -> WorkerCallFuture | None:
         """Forward the answer to a worker; or return its receiver in this process (deliver it without the lock)."""
         number, fine = frame.head[1:3]
         waits = child.calls.pop(number, None)
@@ -179,7 +179,7 @@ class CallRouter:
             return None
         return waits
 
-    def on_worker_gone(self, child: LocalWorker) -> list[CallFuture]:
+    def on_worker_gone(self, child: LocalWorker) -> list[WorkerCallFuture]:
         """The worker is gone. Returns the receivers in this process, to be resolved without the lock."""
         calls, child.calls = child.calls, {}
         gone = pickle.dumps(lost_error(child))
