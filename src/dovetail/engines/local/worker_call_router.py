@@ -10,9 +10,7 @@ from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.local.call_body import CallBody
 from dovetail.engines.local.protocol import (
     DRIVER_PROCESS,
-    LINK_OPEN,
-    LINK_REFUSED,
-    LINK_RELAYED,
+    LinkState,
     close_descriptors,
     send_frame,
 )
@@ -103,22 +101,22 @@ class WorkerCallRouter:
         """Pass a socket from a process to one that it wants to call, behind all frames sent to that one before.
         `elsewhere`: workers exist on other nodes; calls to those are relayed."""
         _, worker, rank = frame.head
-        state, error = LINK_OPEN, b""
+        state, error = LinkState.OPEN, b""
         names: tuple[str, ...] = ()
         try:
             child = self._find_worker(worker)
             called = _find_rank(child, rank)
         except (WorkerLostError, LookupError) as problem:
             close_descriptors(frame.descriptors)
-            state, error = LINK_REFUSED, pickle.dumps(problem)
+            state, error = LinkState.REFUSED, pickle.dumps(problem)
             if elsewhere and not self._is_local(worker, rank):
-                state = LINK_RELAYED
+                state = LinkState.RELAYED
         else:
             names = tuple(child.names)
             child.callers.add(caller)
             caller.called.add(child)
             self._send(called, ("link", caller.child.number, caller.rank), (), frame.descriptors)
-        self._send(caller, ("linked", worker, rank, state, names), [error])
+        self._send(caller, ("linked", worker, rank, state.value, names), [error])
 
     def link_driver(self, worker: int, rank: int, sock: socket.socket) -> None:
         """Answer the request of a driver outside of this process for a link, and pass its socket to the worker, behind
@@ -128,10 +126,10 @@ class WorkerCallRouter:
                 called = _find_rank(self._find_worker(worker), rank)
             except (WorkerLostError, LookupError) as problem:
                 with suppress(OSError):  # the driver has exited
-                    send_frame(sock, ("linked", LINK_REFUSED), [pickle.dumps(problem)])
+                    send_frame(sock, ("linked", LinkState.REFUSED.value), [pickle.dumps(problem)])
                 return
             with suppress(OSError):
-                send_frame(sock, ("linked", LINK_OPEN))
+                send_frame(sock, ("linked", LinkState.OPEN.value))
                 self._send(called, ("link", *DRIVER_PROCESS), (), [sock.detach()])
 
     def _is_local(self, worker: int, rank: int) -> bool:
