@@ -22,7 +22,7 @@ from os import close, dup2, setsid  # a forked process finds globals at once: an
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from dovetail.engines.local.protocol import Channel, encode_frame
-from dovetail.engines.local.supervisor import PR_SET_PDEATHSIG, child_pids, kill_children, prctl
+from dovetail.machine.linux_processes import PR_SET_PDEATHSIG, child_pids, kill_children, prctl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
