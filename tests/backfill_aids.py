@@ -164,7 +164,7 @@ def compact(uri: str, **how: Any) -> None:
 
 
 def history(uri: str, name: str | None = None) -> list[str]:
-    return [job.status for job in dt.table(uri).history(name)]
+    return [record.status for record in dt.table(uri).history(name)]
 
 
 def children() -> set[int]:

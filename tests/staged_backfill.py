@@ -49,7 +49,7 @@ class Staged:
         return RangeTask(0, self.rows, self.inputs, start, stop, before=self.before, budget_s=PATIENCE_S)
 
     def worker(self) -> RangeWorker:
-        made = RangeWorker(self.filling._make_job(), self.udf)
+        made = RangeWorker(self.filling._make_fill_spec(), self.udf)
         made.setup(Worker(0, "fill"))
         WORKERS.append(made)
         return made

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -283,6 +284,28 @@ def test_the_table_of_error_codes_has_every_code_that_is_used_and_no_other() -> 
     sources = [path for path in SOURCE.rglob("*.py") if path.name != "error_codes.py"]
     used = {code for path in sources for code in re.findall(r"\"(DT\d{3})[\" ]", path.read_text())}
     assert sorted(used) == list(ERROR_CODES)
+
+
+def error_code_constants() -> Iterator[tuple[str, str]]:
+    """Names and codes of the constants of modules that are error codes."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.Assign):
+                continue
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets
+            for target, value in zip(targets, values, strict=False):
+                code = value.value if isinstance(value, ast.Constant) else None
+                if isinstance(target, ast.Name) and re.fullmatch(r"DT\d{3}", str(code)):
+                    yield target.id, str(code)
+
+
+def test_an_error_code_has_one_constant_name_and_a_name_one_code() -> None:
+    constants = set(error_code_constants())
+    assert len(constants) > 50
+    for position in (0, 1):
+        counts = Counter(pair[position] for pair in constants)
+        assert [pair for pair in constants if counts[pair[position]] > 1] == []
 
 
 def test_the_page_of_error_codes_is_the_generated_one() -> None:

@@ -598,6 +598,12 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "A function that only the metadata of a table names was to be loaded.",
         "Name the function (`--udf`), or confirm the one that the table names (`--trust-table`).",
     ),
+    (
+        "DT453",
+        2,
+        "The name of a column to fill has a backtick, and Lance cannot commit such columns.",
+        "Use a name without backticks, as the message shows.",
+    ),
     # --- actors
     ("DT501", 2, "A role, a pool or an actor system has an invalid value.", _SEE_MESSAGE),
     ("DT502", 2, "A role names a role or a pool that does not exist.", "Use one of the names that the message lists."),

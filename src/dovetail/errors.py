@@ -20,7 +20,8 @@ The tree, with the exit code of the command line:
 
 An error carries one or more `Problem`s, so that users can fix all of them at once. A code is stable: DT0xx is about
 what the user wrote, DT1xx about what fits, DT2xx about placement, DT3xx about runs, DT4xx about Ray, recipes and
-backfills. `dovetail explain CODE` prints the cause and the remedy of a code (`error_codes.py`).
+backfills, DT5xx about actors, DT6xx about jobs. `dovetail explain CODE` prints the cause and the remedy of a code
+(`error_codes.py`).
 
 Fixes are data until they are shown. The fixes of a problem are alternatives. A fix is a text that reads the same
 everywhere ("free some disk space on /data"), or one of

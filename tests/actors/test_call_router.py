@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.actors.call_router import CallRouter
+from dovetail.actors.call_router import ActorCallRouter
 from dovetail.actors.handles import RoleHandle
 from dovetail.actors.instance_directory import Directory, InstanceAddress, InstanceState, RoleEntry, RoleMethods
 from dovetail.control.engine import CallNotSentError, DeadlineExceededError, WorkerLostError
@@ -60,7 +60,7 @@ class Scene:
     def __init__(self, *workers: int | str | None, sends_deadlines: bool = True) -> None:
         self.engine = FakeEngine()
         self.version = 1
-        self.router = CallRouter(self.engine.call, directory(1, *workers), sends_deadlines=sends_deadlines)
+        self.router = ActorCallRouter(self.engine.call, directory(1, *workers), sends_deadlines=sends_deadlines)
         self.handle = RoleHandle(self.router, "a")
 
     def update(self, *workers: int | str | None) -> None:

@@ -118,8 +118,8 @@ class Schedule:
 
 
 def failed_rows(staged: Staged) -> list[int]:
-    job, store = staged.filling._make_job(), TableStore(staged.found.uri)
-    folder = errors_folder(job.folder, job.parts)
+    spec, store = staged.filling._make_fill_spec(), TableStore(staged.found.uri)
+    folder = errors_folder(spec.folder, spec.parts)
     texts = [store.get(f"{folder}/{name}") or b"" for name in store.names(folder)]
     return sorted(json.loads(line)["offset"] for text in texts for line in text.splitlines())
 

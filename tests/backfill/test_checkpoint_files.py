@@ -76,11 +76,11 @@ def test_a_damaged_part_is_computed_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_file_that_is_not_a_part_is_deleted_when_it_is_read(tmp_path: Path) -> None:
     from dovetail.backfill.checkpoints import Part
-    from dovetail.backfill.task import FillJob
+    from dovetail.backfill.task import FillSpec
     from dovetail.pipeline.error_policy import parse_error_policy
 
-    job = FillJob(str(tmp_path), {}, 1, "c-n", ("id",), (), "i", "i", "run", parse_error_policy("fail"))
-    kept, task, part = CheckpointStore(job), RangeTask(0, 10, "h", 0, 10), Part(0, 10, 3)
+    spec = FillSpec(str(tmp_path), {}, 1, "c-n", ("id",), (), "i", "i", "run", parse_error_policy("fail"))
+    kept, task, part = CheckpointStore(spec), RangeTask(0, 10, "h", 0, 10), Part(0, 10, 3)
     path = tmp_path / "_dovetail/c-n/parts/i/0-h" / part.name
     path.parent.mkdir(parents=True)
     for damaged in (b"", b"abc"):

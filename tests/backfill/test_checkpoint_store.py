@@ -25,7 +25,7 @@ from dovetail.backfill.checkpoints import (  # noqa: E402
     serialize_batches,
     slice_batches,
 )
-from dovetail.backfill.task import FailedRow, FillJob, OutputColumn, RangeTask  # noqa: E402
+from dovetail.backfill.task import FailedRow, FillSpec, OutputColumn, RangeTask  # noqa: E402
 from dovetail.pipeline.error_policy import ErrorPolicy  # noqa: E402
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def batch(values: list[int | None]) -> Any:
 @pytest.fixture
 def kept(tmp_path: Path) -> CheckpointStore:
     outputs = (OutputColumn("n", 1, pa.int64()),)
-    job = FillJob(str(tmp_path), {}, 1, "c-n", ("id",), outputs, "identity", "identity", "run", ErrorPolicy())
-    return CheckpointStore(job)
+    spec = FillSpec(str(tmp_path), {}, 1, "c-n", ("id",), outputs, "identity", "identity", "run", ErrorPolicy())
+    return CheckpointStore(spec)
 
 
 @given(st.lists(st.lists(st.one_of(st.none(), st.integers(-9, 9)), min_size=1, max_size=5), min_size=1, max_size=5))

@@ -216,14 +216,14 @@ def test_a_suspect_row_that_fails_behind_the_row_that_broke_its_worker_is_tried_
     breaking = Staged(made(tmp_path, 1000, 1000), function, on_error="skip")
     broken, bad, good = breaking.worker(), breaking.task(fns.BAD, fns.BAD + 1), breaking.task(901, 902)
     for suspect in (bad, good):
-        broken.checkpoints.mark(suspect, BrokenMark(suspect.start, suspect.stop, broken.job.run))
+        broken.checkpoints.mark(suspect, BrokenMark(suspect.start, suspect.stop, broken.spec.run))
     (found,) = broken([bad])
     assert (found.reached, found.errors) == (fns.BAD + 1, 1)
     with pytest.raises(WorkerAlreadyBrokenError):
         broken([good])
     found_files = broken.checkpoints.scan(good)
     assert not found_files.tried, "the row has failed once more, but in a worker that was broken before"
-    assert BrokenMark(901, 902, broken.job.run, 2) in found_files.broken
+    assert BrokenMark(901, 902, broken.spec.run, 2) in found_files.broken
     (found,) = breaking.worker()([good])
     assert (found.reached, found.errors) == (902, 0)
 

@@ -81,8 +81,8 @@ def test_the_history_shows_the_progress_of_a_running_backfill(tmp_path: Path) ->
     table = dt.table(made(tmp_path, 40, 10))
     with beside(tmp_path, table, "n", gated(tmp_path, 35)):
         until(lambda: table.history("n")[0].fragments > 0, "the first commit is written down")
-        job = table.history("n")[0]
-        assert (job.status, job.rows > 0) == ("running", True)
+        record = table.history("n")[0]
+        assert (record.status, record.rows > 0) == ("running", True)
 
 
 def test_a_script_without_a_terminal_prints_which_process_it_waits_for(tmp_path: Path, calls: Calls) -> None:

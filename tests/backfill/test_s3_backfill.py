@@ -58,7 +58,7 @@ def test_a_table_in_s3_is_filled_and_its_failed_rows_are_retried(uri: str, bucke
     assert table.errors("n") == []
     again = table.backfill("n", doubled)
     assert (again.rows, again.done_before) == (0, ROWS)
-    assert [job.status for job in table.history("n")] == ["failed", "finished", "finished", "finished"]
+    assert [record.status for record in table.history("n")] == ["failed", "finished", "finished", "finished"]
 
 
 def test_storage_options_are_not_stored_beside_the_table(uri: str, bucket: Bucket, tmp_path: Path) -> None:

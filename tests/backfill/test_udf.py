@@ -596,7 +596,7 @@ def test_the_hash_of_data_in_a_function_is_the_same_in_every_process_and_python(
 
 def test_a_column_name_that_lance_cannot_commit_is_rejected() -> None:
     (found,) = udf(awaited).check(SCHEMA, ["back`tick"])
-    assert found.code == "DT433"
+    assert found.code == "DT453"
     assert "'back`tick'" in found.message
     assert "'backtick'" in found.fix_texts[0]
 

@@ -78,10 +78,12 @@ class Bench:
 
         attach(RayAddress.parse(f"ray:{cluster.address}"))
         self.mark = uuid.uuid4().hex
-        home = DriverContext(tuple(sys.path), os.getcwd(), {MARK: self.mark})  # noqa: PTH109
+        driver_context = DriverContext(tuple(sys.path), os.getcwd(), {MARK: self.mark})  # noqa: PTH109
         ids = {name: cluster.nodes[name].node_id for name in nodes}
         known = {name: Node(name, 4000) for name in nodes}
-        self.engine = RayEngine(folder, RayRunContext("bench", known, ids, home, write_marker(folder), **more))
+        self.engine = RayEngine(
+            folder, RayRunContext("bench", known, ids, driver_context, write_marker(folder), **more)
+        )
         self.log: list[Event] = []
         self._numbers = count(1)
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
 
 SEAT = Seat("node-0", 100)
-NO_HOME = DriverContext((), "", {})
+NO_CONTEXT = DriverContext((), "", {})
 
 
 class Scene:
@@ -143,7 +143,7 @@ def test_pickled_code_runs_with_the_variables_of_its_stages(scene: Scene) -> Non
     sent = pickle.loads(pickle.dumps(pickle_hosted(HostedObject("it", (stage,)))))
     assert isinstance(sent, PickledWork)
     assert sent.env == {"ASKED": "yes"}
-    engine = scene.agent(home=NO_HOME)
+    engine = scene.agent(driver_context=NO_CONTEXT)
     scene.ready(engine, 1, HostedObject("it", sent))
     scene.send(engine, 1, 1, ["ASKED", "DOVETAIL_INSIDE"])
     assert scene.results(engine, 1, 1) == ["yes", "1"]
@@ -175,7 +175,7 @@ def test_a_writer_may_be_pickled(scene: Scene, tmp_path: Path) -> None:
     import cloudpickle
 
     writer = cloudpickle.dumps(Files(tmp_path))
-    engine = scene.agent(home=NO_HOME)
+    engine = scene.agent(driver_context=NO_CONTEXT)
     scene.ready(
         engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),))), writer=writer)
     )
@@ -187,8 +187,10 @@ def test_a_writer_may_be_pickled(scene: Scene, tmp_path: Path) -> None:
 def test_workers_use_the_drivers_folder_and_paths_where_they_exist(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     gone = str(tmp_path / "gone")
-    home = DriverContext((str(tmp_path / "lib"), gone, "lib", "nowhere", ""), str(tmp_path), {"FROM_DRIVER": "1"})
-    engine = scene.agent(home=home)
+    driver_context = DriverContext(
+        (str(tmp_path / "lib"), gone, "lib", "nowhere", ""), str(tmp_path), {"FROM_DRIVER": "1"}
+    )
+    engine = scene.agent(driver_context=driver_context)
     hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", place),))))
     scene.ready(engine, 1, hosted)
     scene.send(engine, 1, 1, [1])
@@ -202,7 +204,7 @@ def test_workers_use_the_drivers_folder_and_paths_where_they_exist(scene: Scene,
 
 
 def test_workers_use_the_agents_folder_where_the_drivers_is_missing(scene: Scene, tmp_path: Path) -> None:
-    engine = scene.agent(home=DriverContext((), str(tmp_path / "gone"), {}))
+    engine = scene.agent(driver_context=DriverContext((), str(tmp_path / "gone"), {}))
     scene.ready(engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", place),)))))
     scene.send(engine, 1, 1, [1])
     ((folder, _),) = scene.results(engine, 1, 1)
@@ -214,7 +216,7 @@ def test_variables_of_the_driver_override_those_of_the_node_except_rays(
 ) -> None:
     for name, value in {"OURS": "machine", "BOTH": "machine", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)  # after the start of this process, as Ray does
-    engine = scene.agent(home=DriverContext((), "", {"BOTH": "driver", "RAY_ADDRESS": "here:1"}))
+    engine = scene.agent(driver_context=DriverContext((), "", {"BOTH": "driver", "RAY_ADDRESS": "here:1"}))
     seat = Seat("node-0", 3000)
     scene.ready(engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),)))), seat)
     scene.send(engine, 1, 1, ["OURS", "BOTH", "RAY_JOB_ID", "RAY_ADDRESS", "OMP_NUM_THREADS"])
@@ -231,7 +233,7 @@ def test_thread_counts_set_on_the_node_are_kept() -> None:
 
 
 def test_variables_read_at_interpreter_start_reach_workers_from_the_driver(scene: Scene) -> None:
-    engine = scene.agent(home=DriverContext((), "", {"PYTHONHASHSEED": "77"}))
+    engine = scene.agent(driver_context=DriverContext((), "", {"PYTHONHASHSEED": "77"}))
 
     def flags(items: list[int]) -> list[Any]:
         return [(sys.flags.hash_randomization, hash("a")) for _ in items]
@@ -248,7 +250,7 @@ def test_variables_read_at_interpreter_start_reach_workers_from_the_driver(scene
 
 
 def test_cards_have_the_names_set_by_the_agent(scene: Scene) -> None:
-    engine = scene.agent(home=NO_HOME)
+    engine = scene.agent(driver_context=NO_CONTEXT)
     engine.set_devices("node-0", {0: "5", 1: "GPU-abc", 3: "2"})
     hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),))))
     scene.ready(engine, 1, hosted, Seat("node-0", 100, cards=(CardShare(3, 1000), CardShare(1, 1000))))
@@ -292,8 +294,8 @@ class Reduces:
 
 
 def test_a_gang_on_two_nodes_connects_and_only_its_first_rank_returns_results(scene: Scene) -> None:
-    home = DriverContext(tuple(sys.path), "", {})
-    a, b = scene.agent(home=home), scene.agent(home=home)
+    driver_context = DriverContext(tuple(sys.path), "", {})
+    a, b = scene.agent(driver_context=driver_context), scene.agent(driver_context=driver_context)
     meeting = ("127.0.0.1", a.free_port())
     command = StartWorker(
         1, GANG_SEATS, (HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", Reduces),)))),)
@@ -329,7 +331,7 @@ class Says:
 
 
 def a_part(scene: Scene, ranks: tuple[int, ...]) -> LocalEngine:
-    engine = scene.agent(home=NO_HOME)
+    engine = scene.agent(driver_context=NO_CONTEXT)
     command = StartWorker(
         1, GANG_SEATS, (HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", Says),)))),)
     )
@@ -360,7 +362,7 @@ def test_a_lost_rank_is_named_and_its_messages_cannot_be_cancelled(scene: Scene)
 
 
 def test_a_single_process_needs_no_rendezvous(scene: Scene) -> None:
-    engine = scene.agent(home=NO_HOME)
+    engine = scene.agent(driver_context=NO_CONTEXT)
     hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),))))
     engine.start_ranks(StartWorker(1, (SEAT,), (hosted,)), (0,), None)
     scene.send(engine, 1, 1, ["RANK", "MASTER_ADDR"])
@@ -688,8 +690,8 @@ class Looks:
 
 @ray.remote(num_cpus=0)
 class Agent:
-    def __init__(self, home):
-        self.engine = LocalEngine(home=home)
+    def __init__(self, driver_context):
+        self.engine = LocalEngine(driver_context=driver_context)
 
     def run(self, hosted, items):
         engine = self.engine
@@ -707,10 +709,10 @@ class Agent:
 os.environ["OURS"] = "1"
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
 address = ray.get_runtime_context().gcs_address
-home = DriverContext(tuple(sys.path), os.getcwd(), {"RAY_ADDRESS": address, "FROM_DRIVER": "yes"})
+driver_context = DriverContext(tuple(sys.path), os.getcwd(), {"RAY_ADDRESS": address, "FROM_DRIVER": "yes"})
 cloudpickle.register_pickle_by_value(sys.modules["__main__"])
 hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", Looks),))))
-agent = Agent.remote(home)
+agent = Agent.remote(driver_context)
 pid, of_agent, found = ray.get(agent.run.remote(hosted, ["environment", "place", "breakpoint", "cluster"]))
 nodes = sorted(node["NodeID"] for node in ray.nodes())
 print("FOUND", json.dumps([pid, of_agent, *found, address, nodes]), "END", flush=True)

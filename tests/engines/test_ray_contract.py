@@ -33,9 +33,11 @@ def engine_on(node_id: str, folder: Path, **more: Any) -> RayEngine:
     from dovetail.engines.ray.shared_storage import write_marker
     from dovetail.resources.cluster import Node
 
-    home = DriverContext(tuple(sys.path), os.getcwd(), {})  # noqa: PTH109
+    driver_context = DriverContext(tuple(sys.path), os.getcwd(), {})  # noqa: PTH109
     nodes = {NODE: Node(NODE, 4000)}
-    return RayEngine(folder, RayRunContext("test", nodes, {NODE: node_id}, home, write_marker(folder), **more))
+    return RayEngine(
+        folder, RayRunContext("test", nodes, {NODE: node_id}, driver_context, write_marker(folder), **more)
+    )
 
 
 class RayRig(LocalRig):

@@ -58,7 +58,6 @@ CPU_NODE = Node("cpu", cpu_milli=4000, memory_bytes=16 * GB, custom=(("licence",
 GPU_NODE = Node("gpu", cpu_milli=8000, memory_bytes=64 * GB, gpus=(Gpu("gpu", 40 * GB), Gpu("gpu", 40 * GB)))
 ONE_GPU_NODE = replace(GPU_NODE, gpus=GPU_NODE.gpus[:1])
 HALF_GPU_NODE = replace(ONE_GPU_NODE, cpu_milli=7000)
-ONE_CPU, TWO_CPUS, FOUR_CPUS = (Resources(cpus=cpus).shape() for cpus in (1, 2, 4))
 GPU_SHAPE = Resources(cpus=1, gpus=0.5).shape()
 ADDRESS = "10.0.0.1:4000"
 TWO_CPUS_GANGS = {ranks: Resources(cpus=2).shape(ranks) for ranks in (3, 4, 5)}

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import dovetail as dt
 from dovetail.recipes.catalogue import native_class
 from dovetail.recipes.operators.base import STATS_FIELD, DatasetOperator, Deduplicator
-from recipes.recipe_aids import HERE, load, read_rows, run, some_rows
+from dovetail.streaming.view import WorkCounts
+from recipes.recipe_aids import HERE, load, read_rows, run, some_rows, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -205,3 +207,14 @@ def test_ordered_false_writes_results_in_any_order(tmp_path: Path) -> None:
     run(tmp_path, as_yaml(*CLEANING), "ordered: false", rows)
     found = read_rows(tmp_path / "out.jsonl")
     assert sorted(found, key=lambda row: row["n"]) == plain(rows, *CLEANING)
+
+
+def test_the_progress_of_a_recipe_is_in_the_unit_of_the_caller(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in.jsonl", some_rows(20))
+    recipe = load(
+        tmp_path, "dataset_path: in.jsonl\nexport_path: out.jsonl\nprocess: [whitespace_normalization_mapper]\n"
+    )
+    pages = WorkCounts("pages", finished=60, total=60, failed=0)
+    handle = dt.run(recipe, cluster=HERE, run_dir=tmp_path / "run", progress=False, counts=lambda: pages)
+    summary = handle.wait()
+    assert (handle.progress.text, summary.delivered) == ("60 of 60 pages", 60)

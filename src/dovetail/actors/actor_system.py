@@ -8,7 +8,7 @@ from dovetail.actors.actor_plan import plan_bundles
 from dovetail.actors.actors_file import find_problems, parse_actors_data, read_actors_file
 from dovetail.actors.colocation import make_bundles
 from dovetail.actors.role_profiles import complete_role
-from dovetail.actors.simulation_fields import BAD_SIMULATION, SIMULATION, simulation_problems
+from dovetail.actors.simulation_fields import BAD_ACTOR_SIMULATION, SIMULATION, simulation_problems
 from dovetail.documents.fields import file_problem
 from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
 from dovetail.resources.cluster import Cluster
@@ -130,7 +130,7 @@ class ActorSystem:
         if self.simulation is None:
             message = "the system has no call pattern to simulate"
             fixes = ("simulation={...}, or the key `simulate` in an actors file",)
-            raise ConfigError(Problem(BAD_SIMULATION, message, fixes=fixes))
+            raise ConfigError(Problem(BAD_ACTOR_SIMULATION, message, fixes=fixes))
         mistakes = [file_problem(mistake) for mistake in SIMULATION.mistakes(self.simulation)]
         problems = mistakes or [problem for _, problem in simulation_problems(self.simulation, self.roles)]
         if problems:

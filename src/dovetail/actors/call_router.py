@@ -212,7 +212,7 @@ class InstanceCalls:
             self.outstanding -= 1
 
 
-class CallRouter:
+class ActorCallRouter:
     """Thread: any."""
 
     def __init__(

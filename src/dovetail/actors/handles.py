@@ -15,11 +15,11 @@ from dovetail.pipeline.durations import checked_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from dovetail.actors.call_router import CallFuture, CallRouter
+    from dovetail.actors.call_router import ActorCallRouter, CallFuture
 
     Splitter = Callable[[Sequence[Any], int], Sequence[Any]]
 
-BAD_OPTION = "DT501"
+BAD_ROLE = "DT501"
 DEFAULT_WINDOW = 64
 DEFAULT_SETTINGS = CallSettings()
 
@@ -27,7 +27,7 @@ DEFAULT_SETTINGS = CallSettings()
 class ActorHandles:
     """Handles of all roles of a system: `worker.actors.pool`, `worker.actors["pool"]`."""
 
-    def __init__(self, router: CallRouter) -> None:
+    def __init__(self, router: ActorCallRouter) -> None:
         self._router = router
 
     def __getattr__(self, name: str) -> RoleHandle:
@@ -57,7 +57,7 @@ class ActorHandles:
 class RoleHandle:
     """The instances of one role. Every way of calling is explicit: one, next, [i], all, shard, keyed, map."""
 
-    def __init__(self, router: CallRouter, role: str, settings: CallSettings = DEFAULT_SETTINGS) -> None:
+    def __init__(self, router: ActorCallRouter, role: str, settings: CallSettings = DEFAULT_SETTINGS) -> None:
         self._router = router
         self.role = role
         self._settings = settings
@@ -73,7 +73,7 @@ class RoleHandle:
         again after its instance died."""
         deadline_s = self._settings.deadline_s
         if deadline is not None:
-            deadline_s = checked_duration("deadline", deadline, BAD_OPTION, "5s")
+            deadline_s = checked_duration("deadline", deadline, BAD_ROLE, "5s")
         settings = CallSettings(deadline_s, self._settings.retries if retries is None else retries)
         return RoleHandle(self._router, self.role, settings)
 

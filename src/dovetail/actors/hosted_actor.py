@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
-    from dovetail.actors.call_router import CallRouter
+    from dovetail.actors.call_router import ActorCallRouter
     from dovetail.actors.instance_directory import WorkerContext
     from dovetail.control.engine import CallOptions
     from dovetail.engines.worker_context import Worker
@@ -104,7 +104,7 @@ class HostedActor:
         self._health: HealthCheck | None = None
         self._worker: Worker
         self._record: CallRecord
-        self._router: CallRouter
+        self._router: ActorCallRouter
 
     def setup(self, worker: Worker) -> None:
         """Create the object in the worker, and call its `setup(worker)`."""
@@ -128,11 +128,11 @@ class HostedActor:
             self._finish(on_restart())
 
     def _connect(self, worker: Worker, context: WorkerContext) -> None:
-        from dovetail.actors.call_router import CallHere, CallRouter
+        from dovetail.actors.call_router import ActorCallRouter, CallHere
         from dovetail.actors.handles import ActorHandles
 
         self._record = CallRecord()
-        self._router = CallRouter(
+        self._router = ActorCallRouter(
             partial(_call_worker, worker),
             context.directory,
             sends_deadlines=False,

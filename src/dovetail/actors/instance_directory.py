@@ -23,8 +23,8 @@ class InstanceState(Enum):
     """Started, or about to be started or restarted; calls wait for it."""
     READY = "ready"
     DEGRADED = "degraded"
-    """Of an instance: its `health` reports a problem, or it does not answer. Of a system: some instances are not
-    ready."""
+    """State of an instance whose `health` reports a problem or that does not answer, and of a system in which some
+    instances are not ready."""
     DRAINING = "draining"
     """Finishes its calls, then stops."""
     DEAD = "dead"

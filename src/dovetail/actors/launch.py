@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dovetail.actors.call_router import CallRouter
+from dovetail.actors.call_router import ActorCallRouter
 from dovetail.actors.claim_plan import planned_processes, to_claim_plan
-from dovetail.actors.handles import BAD_OPTION
 from dovetail.actors.health_check import HealthLimits
 from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
 from dovetail.actors.hosted_actor import HostedActor
@@ -23,6 +22,7 @@ from dovetail.actors.live_system import (
     requests,
 )
 from dovetail.actors.role_code import inspect_roles
+from dovetail.actors.role_fields import BAD_ROLE
 from dovetail.actors.scaling_thread import scaled_roles
 from dovetail.actors.system_controller import ActorController, SystemDefinition
 from dovetail.actors.system_view import system_view, worker_views
@@ -70,7 +70,7 @@ def launch_system(
     what: str = WHAT,
 ) -> LiveSystem:
     """See `ActorSystem.launch`."""
-    deadline_s = checked_duration("deadline", deadline, BAD_OPTION, "60s")
+    deadline_s = checked_duration("deadline", deadline, BAD_ROLE, "60s")
     end = time.monotonic() + deadline_s
     with ExitStack() as undo:
         _check_variables(system.roles)
@@ -139,7 +139,7 @@ def _observed_system(
     )
     shapes = {template.unit: template.shape for bundle in system.bundles for template, _ in bundle.processes}
     telemetry = DelayedTelemetry(running, shapes, admission.plan.cluster, recorder)
-    router = CallRouter(running.call_with, controller.directory, sends_deadlines=True)
+    router = ActorCallRouter(running.call_with, controller.directory, sends_deadlines=True)
     watch = SystemWatch(controller)
     socket = ControlSocket(folder.path, partial(_on_control_command, running))
     active = ActiveSystem(

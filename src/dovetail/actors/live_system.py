@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from threading import Event as ThreadEvent
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from dovetail.actors.handles import BAD_OPTION, ActorHandles, RoleHandle
+from dovetail.actors.handles import ActorHandles, RoleHandle
 from dovetail.actors.instance_directory import InstanceState
+from dovetail.actors.role_fields import BAD_ROLE
 from dovetail.actors.scaling_thread import ScalingThread
 from dovetail.actors.system_controller import SystemPhase
 from dovetail.actors.system_status import SystemStatus, instance_rows
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from dovetail.actors.call_router import CallRouter
+    from dovetail.actors.call_router import ActorCallRouter
     from dovetail.actors.heartbeat_monitor import HeartbeatMonitor
     from dovetail.actors.instance_directory import Directory
     from dovetail.actors.scaling_thread import ScaledRole
@@ -61,7 +62,7 @@ class DirectoryPublisher:
 
     Observers are called before the commands of their step are submitted: a directory is published in the next step."""
 
-    def __init__(self, controller: ActorController, engine: RunEngine, router: CallRouter) -> None:
+    def __init__(self, controller: ActorController, engine: RunEngine, router: ActorCallRouter) -> None:
         self._controller, self._engine, self._router = controller, engine, router
         self._published: Directory = controller.directory
         self._pending: Directory | None = None
@@ -147,7 +148,7 @@ class ActiveSystem:
     lock: RunLock
     engine: RunEngine
     controller: ActorController
-    router: CallRouter
+    router: ActorCallRouter
     recorder: Recorder
     monitor: HeartbeatMonitor
     watch: SystemWatch
@@ -327,7 +328,7 @@ class LiveSystem(RunHandle):
     def stop(self, *, drain: bool = True, deadline: float | str = "30s") -> None:
         """Stop the system and return when it has ended. With `drain`, running and waiting calls are finished first; at
         the deadline what is left is killed."""
-        deadline_s = checked_duration("deadline", deadline, BAD_OPTION, "30s")
+        deadline_s = checked_duration("deadline", deadline, BAD_ROLE, "30s")
         self._scaling.stop()
         self._system.router.close("is stopped")
         if drain and not self.done:

@@ -118,7 +118,7 @@ class Role:
     workers: Workers = 1
     """Number of instances: n, or (minimum, maximum)."""
     resources: Resources | None = None
-    """Of each instance; of a gang, of each rank. None: those of the profile, or one CPU."""
+    """Resources of each instance, or of each rank of a gang. None: those of the profile, or one CPU."""
     slots: int | None = None
     """Calls that one instance executes at the same time. None: those of the profile, or 1."""
     ranks: int = 1
@@ -147,7 +147,7 @@ class Role:
 
     @property
     def shape(self) -> Shape:
-        """Of one instance with all of its ranks."""
+        """Shape of one instance with all of its ranks."""
         return (self.resources or Resources()).shape(self.ranks)
 
     @property

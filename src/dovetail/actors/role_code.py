@@ -25,7 +25,7 @@ class RoleCode(NamedTuple):
     """Methods of the classes of a system, and problems of their code."""
 
     methods: Mapping[str, RoleMethods]
-    """By role; unknown if the class cannot be imported here."""
+    """Methods of the class by role; unknown if the class cannot be imported here."""
     problems: Sequence[Problem]
 
 

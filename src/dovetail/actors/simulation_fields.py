@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dovetail.actors.role import Role
     from dovetail.documents.fields import Located
 
-BAD_SIMULATION = "DT507"
+BAD_ACTOR_SIMULATION = "DT507"
 METHOD_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\.[A-Za-z_]\w*$"
 QUEUE_DEPTH, IS_FULL, FILL = "queue_depth", "is_full", "fill"
 STORE_SIGNALS = (IS_FULL, FILL)
@@ -107,18 +107,18 @@ def simulation_problems(data: Mapping[str, Any], roles: Sequence[Role]) -> Itera
         role = method.rpartition(".")[0]
         if role not in names:
             message = f"{method!r}: there is no role {role!r}{did_you_mean(role, names)}"
-            yield path, Problem(BAD_SIMULATION, message, (f"roles: {', '.join(names)}",), ("correct the name",))
+            yield path, Problem(BAD_ACTOR_SIMULATION, message, (f"roles: {', '.join(names)}",), ("correct the name",))
         elif method not in methods:
             message = f"{method!r} has no service time"
-            yield path, Problem(BAD_SIMULATION, message, fixes=(f"{method}: {{time: 100ms}}   # under methods:",))
+            yield path, Problem(BAD_ACTOR_SIMULATION, message, fixes=(f"{method}: {{time: 100ms}}   # under methods:",))
     for number_, client in enumerate(data.get("clients") or ()):
         if ("rate" in client) == ("callers" in client):
             message = f"client {number_ + 1}: set either rate or callers"
-            yield ("clients", number_), Problem(BAD_SIMULATION, message, fixes=("callers: 64", "rate: 10"))
+            yield ("clients", number_), Problem(BAD_ACTOR_SIMULATION, message, fixes=("callers: 64", "rate: 10"))
     for store in data.get("stores") or {}:
         if store not in names:
             message = f"store {store!r}: there is no role of this name{did_you_mean(store, names)}"
-            yield ("stores", store), Problem(BAD_SIMULATION, message, fixes=("correct the name",))
+            yield ("stores", store), Problem(BAD_ACTOR_SIMULATION, message, fixes=("correct the name",))
     yield from _signal_problems(data, roles)
 
 
@@ -148,4 +148,4 @@ def _signal_problems(data: Mapping[str, Any], roles: Sequence[Role]) -> Iterator
             continue
         message = f"role {role.name!r} is scaled by {signal!r} of {of!r}, which a simulation does not have"
         fixes = (f"stores: {{{of}: {{capacity: 1000}}}}",) if signal in STORE_SIGNALS else ("signal: outstanding",)
-        yield ("clients",), Problem(BAD_SIMULATION, message, (f"signals: {', '.join(known)}",), fixes)
+        yield ("clients",), Problem(BAD_ACTOR_SIMULATION, message, (f"signals: {', '.join(known)}",), fixes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dovetail.pipeline.stage import Workers
     from dovetail.resources.cluster import Cluster
 
-BAD_ARGUMENT = "DT437"
+BAD_BACKFILL_ARGUMENT = "DT437"
 MAX_COUNT = 1_000_000
 DEFAULT_COMMIT_EVERY = "10s"
 ARGUMENT_NAMES: tuple[str, ...] = (
@@ -118,19 +118,19 @@ class _ArgumentChecker:
             if ours not in ARGUMENT_NAMES:
                 fix = f"one of: {', '.join(ARGUMENT_NAMES)}"
                 near = did_you_mean(name, [*ARGUMENT_NAMES, *ALIASES])
-                self.problems.append(Problem(BAD_ARGUMENT, f"unknown argument {name}={near}", fixes=(fix,)))
+                self.problems.append(Problem(BAD_BACKFILL_ARGUMENT, f"unknown argument {name}={near}", fixes=(fix,)))
             elif value is not None:
                 self._add_value(ours, name, value)
 
     def _add_value(self, ours: str, name: str, value: Any) -> None:
         if ours in self.values and self.values[ours] != value:
             message = f"{self.written[ours]} and {name} are the same argument with different values"
-            self.problems.append(Problem(BAD_ARGUMENT, message, fixes=(Text("only ", Setting(ours)),)))
+            self.problems.append(Problem(BAD_BACKFILL_ARGUMENT, message, fixes=(Text("only ", Setting(ours)),)))
         else:
             self.values[ours], self.written[ours] = value, name
 
     def _add_problem(self, ours: str, what: str, *examples: object) -> None:
-        problem = argument_problem(BAD_ARGUMENT, self.written[ours], self.values[ours], what, *examples)
+        problem = argument_problem(BAD_BACKFILL_ARGUMENT, self.written[ours], self.values[ours], what, *examples)
         self.problems.append(problem)
 
     def count(self, ours: str, most: int) -> int | None:
@@ -191,7 +191,7 @@ class _ArgumentChecker:
             return parse_duration(value)
         except ValueError as error:
             message = Text(Given("commit_every", value), f" {error}")
-            self.problems.append(Problem(BAD_ARGUMENT, message, fixes=(Change({"commit_every": "10s"}),)))
+            self.problems.append(Problem(BAD_BACKFILL_ARGUMENT, message, fixes=(Change({"commit_every": "10s"}),)))
             return 10.0
 
     def flag(self, name: str, *, otherwise: bool) -> bool:

@@ -13,7 +13,7 @@ from dovetail.backfill.store import TableStore
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dovetail.backfill.task import FailedRow, FillJob, RangeTask
+    from dovetail.backfill.task import FailedRow, FillSpec, RangeTask
 
 PART_PREFIX, ATTEMPT_PREFIX, BROKEN_PREFIX, HANG_PREFIX, FINISHED_PREFIX = "p", "t", "b", "x", "f"
 MIN_PARTS_TO_MERGE = 8
@@ -174,14 +174,14 @@ class PartMissingError(Exception):
 
 
 class CheckpointStore:
-    """Checkpoint folders of the fragments of a job."""
+    """Checkpoint folders of the fragments that a run fills."""
 
-    def __init__(self, job: FillJob) -> None:
-        self._job = job
-        self._store = TableStore(job.uri, job.storage)
+    def __init__(self, spec: FillSpec) -> None:
+        self._spec = spec
+        self._store = TableStore(spec.uri, spec.storage)
 
     def _folder(self, task: RangeTask) -> str:
-        return f"{parts_folder(self._job.folder, self._job.parts)}/{task.checkpoint_key}"
+        return f"{parts_folder(self._spec.folder, self._spec.parts)}/{task.checkpoint_key}"
 
     def scan(self, task: RangeTask) -> FragmentFiles:
         return parse_file_names(self._store.names(self._folder(task)))
@@ -196,17 +196,17 @@ class CheckpointStore:
         if failures:
             first, last = failures[0].offset, failures[-1].offset
             text = "".join(to_json_line(failure) for failure in failures)
-            folder = errors_folder(self._job.folder, self._job.parts)
+            folder = errors_folder(self._spec.folder, self._spec.parts)
             self._store.put(f"{folder}/{task.key}.{first}.{last + 1}.jsonl", text.encode())
 
     def has_failures(self, task: RangeTask) -> bool:
         """Whether rows of its fragment failed in any call."""
-        names = self._store.names(errors_folder(self._job.folder, self._job.parts))
+        names = self._store.names(errors_folder(self._spec.folder, self._spec.parts))
         if any(name.startswith(f"{task.key}.") for name in names):
             return True
-        if not self._job.masked or task.only is not None:
+        if not self._spec.masked or task.only is not None:
             return False
-        before = self._store.names(errors_folder(self._job.folder, self._job.identity))
+        before = self._store.names(errors_folder(self._spec.folder, self._spec.identity))
         return any(name.startswith(f"{task.key}.{CARRIED_OVER}.") for name in before)
 
     def save(
@@ -251,7 +251,7 @@ class CheckpointStore:
         marks += [it for it in found.broken if it.run != run or not uncovered_ranges(found.parts, it.start, it.stop)]
         marks += [it for it in found.hung if it.run != run or not _is_unresolved(it.row, task, found.parts)]
         self._store.delete(*(f"{folder}/{it.name}" for it in marks))
-        small = parts_to_merge(found.parts, _last_saved_row(task, found.parts), self._job.part_bytes) if merge else []
+        small = parts_to_merge(found.parts, _last_saved_row(task, found.parts), self._spec.part_bytes) if merge else []
         with suppress(PartMissingError):  # the missing part is computed again when needed
             self._merge(task, small)
 

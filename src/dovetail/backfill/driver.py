@@ -32,7 +32,7 @@ from dovetail.backfill.failed_rows import TOO_MANY_FAILED_ROWS, make_row_failed
 from dovetail.backfill.lance_table import NewDataFile
 from dovetail.backfill.lease import hold_leases
 from dovetail.backfill.pending_work import add_missing_column_files, find_pending_work
-from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, BackfillRecord, write_job
+from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, BackfillRecord, write_backfill
 from dovetail.backfill.result import BackfillResult, format_rows
 from dovetail.backfill.row_progress import RowProgress
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
@@ -40,7 +40,7 @@ from dovetail.backfill.worker_stage import (
     clamp_note,
     explain_infeasible,
     known_rate,
-    make_job,
+    make_fill_spec,
     make_stage,
     plan_workers,
     run_arguments,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.pending_work import PendingWork
     from dovetail.backfill.store import TableStore
     from dovetail.backfill.target import FillTarget
-    from dovetail.backfill.task import FailedRow, FillJob, RangeResult
+    from dovetail.backfill.task import FailedRow, FillSpec, RangeResult
     from dovetail.backfill.udf import Udf
     from dovetail.errors import Renderer
     from dovetail.runtime.run_handle import Run
@@ -122,31 +122,31 @@ class BackfillDriver:
 
     def fill(self) -> BackfillResult:
         """Run the backfill. Finished fragments are committed even if it raises."""
-        job = self._record_of_run
-        job.udf, job.version = self.udf.reference or self.udf.name, self.udf.version
-        job.where, job.engine = self.target.where, self.arguments.engine
+        record = self._record_of_run
+        record.udf, record.version = self.udf.reference or self.udf.name, self.udf.version
+        record.where, record.engine = self.target.where, self.arguments.engine
         with hold_leases(
             self.store, self.target.columns, self.run_id, wait=self.arguments.wait, say=self.progress.print_note
         ) as self._leases:
             if self.refresh_target is not None:
                 self.target = self.refresh_target()
-            write_job(self.store, job)
+            write_backfill(self.store, record)
             try:
                 self._run_rounds()
-                job.status = self.result.status
-                if job.status == FINISHED:
+                record.status = self.result.status
+                if record.status == FINISHED:
                     self._delete_stale_checkpoints()
                     self.on_finished()
             except KeyboardInterrupt:
-                job.status = CANCELLED
+                record.status = CANCELLED
                 raise
             except BaseException as error:
-                job.status, job.message = FAILED, _error_summary(error)
+                record.status, record.message = FAILED, _error_summary(error)
                 raise
             finally:
                 self.result.seconds = time.monotonic() - self._began
-                job.ended = time.time()
-                self._save_job_record()
+                record.ended = time.time()
+                self._save_record()
         return self.result
 
     def _delete_stale_checkpoints(self) -> None:
@@ -161,13 +161,13 @@ class BackfillDriver:
                 store.delete_folder(parts_folder(target.folder, name))
         delete_orphaned_errors(store, target, {fragment.id for fragment in self.table.newest().fragments()})
 
-    def _save_job_record(self) -> None:
-        job, result = self._record_of_run, self.result
-        job.rows, job.errors = result.rows, result.errors
-        job.fragments, job.workers = result.fragments, result.workers
-        job.table_version = result.version if result.commits else 0
+    def _save_record(self) -> None:
+        record, result = self._record_of_run, self.result
+        record.rows, record.errors = result.rows, result.errors
+        record.fragments, record.workers = result.fragments, result.workers
+        record.table_version = result.version if result.commits else 0
         with suppress(OSError, DovetailError):  # full disk: the error that is raised matters more
-            write_job(self.store, job)
+            write_backfill(self.store, record)
 
     def _run_rounds(self) -> None:
         for number in range(MAX_ROUNDS):
@@ -327,10 +327,10 @@ class BackfillDriver:
         if self.target.recompute_fragments:
             replace_retried_errors(self.store, self.target, committed.fragments)
         self.on_commit(committed)
-        self._save_job_record()
+        self._save_record()
 
     def _run_workers(self, work: PendingWork, committer: Committer) -> None:
-        stage = make_stage(self._make_job(), self.udf, self.arguments)
+        stage = make_stage(self._make_fill_spec(), self.udf, self.arguments)
         pipeline = Pipeline([stage], name=run_name(self.table.uri, self.target.columns[0]))
         on_ray = is_ray_engine(self.arguments.engine)
         workers = 1 if on_ray else plan_workers(self.udf, self.arguments).units[0].workers
@@ -363,10 +363,10 @@ class BackfillDriver:
             self.result.notes.append(note)
             self.progress.print_note(note)
 
-    def _make_job(self) -> FillJob:
+    def _make_fill_spec(self) -> FillSpec:
         target = self.target
         reads = self.reads or target.inputs
-        return make_job(
+        return make_fill_spec(
             self.table, self.udf, target, self.arguments, columns=target.columns, reads=reads, run=self.run_id
         )
 

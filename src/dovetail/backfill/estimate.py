@@ -12,7 +12,7 @@ from dovetail.backfill.result import format_rows
 from dovetail.backfill.row_reader import to_single_batch
 from dovetail.backfill.target import make_target
 from dovetail.backfill.udf_caller import UdfCaller
-from dovetail.backfill.worker_stage import clamp_note, known_rate, make_job, make_stage, plan_workers
+from dovetail.backfill.worker_stage import clamp_note, known_rate, make_fill_spec, make_stage, plan_workers
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import DovetailError
 from dovetail.pipeline.pipeline import Pipeline
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.records import ColumnRecord
     from dovetail.backfill.store import TableStore
     from dovetail.backfill.target import FillTarget
-    from dovetail.backfill.task import FillJob
+    from dovetail.backfill.task import FillSpec
     from dovetail.backfill.udf import Udf
     from dovetail.engines.worker_context import Worker
     from dovetail.resources.cluster import Cluster
@@ -115,10 +115,10 @@ def estimate_backfill(
     """Plan a backfill; InfeasibleError if it cannot run."""
     target = make_target(table, udf, record, arguments)
     work = _find_work(table, store, target)
-    job = make_job(table, udf, target, arguments, columns=record.columns, reads=record.inputs, run="")
+    spec = make_fill_spec(table, udf, target, arguments, columns=record.columns, reads=record.inputs, run="")
     cluster = _cluster(arguments)
     plan = plan_workers(udf, arguments, cluster)
-    pipeline = Pipeline([make_stage(job, udf, arguments)], name="backfill")
+    pipeline = Pipeline([make_stage(spec, udf, arguments)], name="backfill")
     made = _build_plan(udf, record, plan, work, pipeline.stages[0].slots or 1)
     note = clamp_note(udf, arguments, plan)
     made.notes += [note] if note else []
@@ -126,7 +126,7 @@ def estimate_backfill(
     if rate is not None:
         made.rate, made.rate_from = rate, "measured in earlier runs"
     elif sample and work.tasks:
-        _measure_rate(made, udf, job, work)
+        _measure_rate(made, udf, spec, work)
     return made
 
 
@@ -205,14 +205,14 @@ def _resource_lines(plan: BackfillPlan, cpus: float, memory: int, gpus: float) -
 class SampleWorker:
     """Stage function: row ranges in, (rows, seconds, error) out."""
 
-    def __init__(self, job: FillJob, udf: Udf) -> None:
-        self.job, self.udf = job, udf
+    def __init__(self, spec: FillSpec, udf: Udf) -> None:
+        self.spec, self.udf = spec, udf
 
     def setup(self, worker: Worker) -> None:
-        job = self.job
-        self.table = LanceTable(job.uri, job.storage, job.version)
-        types = [output.type for output in job.outputs]
-        self.caller = UdfCaller(self.udf, types, job.on_error, job.batch_size, job.timeout_s, job.slots)
+        spec = self.spec
+        self.table = LanceTable(spec.uri, spec.storage, spec.version)
+        types = [output.type for output in spec.outputs]
+        self.caller = UdfCaller(self.udf, types, spec.on_error, spec.batch_size, spec.timeout_s, spec.slots)
         self.caller.setup(worker)
 
     def teardown(self) -> None:
@@ -226,7 +226,7 @@ class SampleWorker:
         import pyarrow as pa
 
         began = time.perf_counter()
-        table, alive = self.table.read(fragment, self.job.inputs, start, stop)
+        table, alive = self.table.read(fragment, self.spec.inputs, start, stop)
         table = table.filter(pa.array(alive))
         if not table.num_rows:
             return 0, 0.0, ""
@@ -236,7 +236,7 @@ class SampleWorker:
         return called.rows, time.perf_counter() - began, why
 
 
-def _measure_rate(made: BackfillPlan, udf: Udf, job: FillJob, work: PendingWork) -> None:
+def _measure_rate(made: BackfillPlan, udf: Udf, spec: FillSpec, work: PendingWork) -> None:
     """Measure the rate in a worker process on this machine, because the function may crash."""
     from tempfile import TemporaryDirectory
 
@@ -245,7 +245,7 @@ def _measure_rate(made: BackfillPlan, udf: Udf, job: FillJob, work: PendingWork)
     task = work.tasks[0]
     stop = min(task.stop, task.start + SAMPLE_ROWS)
     ranges = [(task.fragment, task.start, min(stop, task.start + 64)), (task.fragment, task.start, stop)]
-    stage = Stage("sample", SampleWorker(job, udf), udf.resources, workers=1, retries=0, timeout=SAMPLE_DEADLINE_S)
+    stage = Stage("sample", SampleWorker(spec, udf), udf.resources, workers=1, retries=0, timeout=SAMPLE_DEADLINE_S)
     how: dict[str, Any] = {"progress": False, "profiles": False, "ordered": True, "what": "sample", "wait": False}
     try:
         with TemporaryDirectory(prefix="dovetail-sample-") as folder:

@@ -53,7 +53,7 @@ class FailureWatch:
         self._rows = 0
         """Rows before the streak."""
         self._failed = 0
-        """Of these, rows that failed."""
+        """Rows before the streak that failed."""
         self._streak = 0
         self._cleared = 0
         """Length of the longest streak that was the fault of its rows."""

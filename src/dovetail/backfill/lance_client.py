@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("LANCE_LOG", "error")
 """Read when lance is imported: without it every commit warns that replacing files is experimental."""
 
+CANNOT_WRITE = "DT433"
 CANNOT_OPEN = "DT430"
 LANCE_NOT_INSTALLED = "DT431"
 MAX_FILES_COMPARED = 10_000
@@ -149,9 +150,6 @@ def _tables_beside(uri: str) -> list[str]:
     except OSError:
         return []
     return [name for name in names if (Path(uri).parent / name / "_versions").is_dir()]
-
-
-CANNOT_WRITE = "DT433"
 
 
 def write_error(uri: str, message: str, *fixes: str) -> RunError:

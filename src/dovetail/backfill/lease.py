@@ -58,7 +58,7 @@ class LeaseHolder:
     began: float
     beat: float
     alive: bool
-    """For a process elsewhere: by the time in its heartbeat."""
+    """Whether the holder is alive; for a process elsewhere, by the time in its heartbeat."""
 
 
 def read_holder(store: TableStore, column: str) -> LeaseHolder | None:

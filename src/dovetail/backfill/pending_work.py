@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from dovetail.backfill.arguments import BAD_BACKFILL_ARGUMENT
 from dovetail.backfill.checkpoints import errors_folder, parse_file_names, parts_folder, uncovered_ranges
 from dovetail.backfill.compaction_history import CompactionHistory
 from dovetail.backfill.lance_table import NewDataFile
@@ -165,5 +166,7 @@ def unknown_fragment_problems(table: LanceTable, wanted: int | tuple[int, ...] |
     message = f"the table has no fragment {', '.join(map(str, missing))}"
     if not there:
         fixes = ("add rows to the table", Change({"fragments": UNSET}))
-        return [Problem("DT437", f"{message}: it has no rows", fixes=fixes)]
-    return [Problem("DT437", message, (f"it has {len(there)}: {known}",), (Change({"fragments": there[:1]}),))]
+        return [Problem(BAD_BACKFILL_ARGUMENT, f"{message}: it has no rows", fixes=fixes)]
+    return [
+        Problem(BAD_BACKFILL_ARGUMENT, message, (f"it has {len(there)}: {known}",), (Change({"fragments": there[:1]}),))
+    ]

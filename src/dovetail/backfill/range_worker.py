@@ -35,7 +35,7 @@ from dovetail.backfill.target import data_file_name, files_hash
 from dovetail.backfill.task import (
     COMPUTED_COLUMN,
     FailedRow,
-    FillJob,
+    FillSpec,
     PhaseTimes,
     RangeResult,
     RangeTask,
@@ -85,8 +85,8 @@ class WorkerAlreadyBrokenError(WorkerBrokenError):
 class RangeWorker:
     """Stage function: a list of tasks in, their results out."""
 
-    def __init__(self, job: FillJob, udf: Udf) -> None:
-        self.job = job
+    def __init__(self, spec: FillSpec, udf: Udf) -> None:
+        self.spec = spec
         self.udf = udf
         self._broken = ""
         """Why this process is broken; empty: it is not. It calls no further rows."""
@@ -94,27 +94,27 @@ class RangeWorker:
     def code_key(self) -> str:
         """Key of the profile: rates of one function and column do not apply to another. A condition that skips rows
         makes rows faster, so it has a profile of its own."""
-        return f"fill {self.job.uri} {self.job.folder} {self.udf.version} {self.job.where or ''}"
+        return f"fill {self.spec.uri} {self.spec.folder} {self.udf.version} {self.spec.where or ''}"
 
     def setup(self, worker: Worker) -> None:
-        job = self.job
+        spec = self.spec
         self.worker_key = (worker.node, worker.id)
         self.table = self._open_table()
-        self.checkpoints = CheckpointStore(job)
+        self.checkpoints = CheckpointStore(spec)
         self._thread_state = local()
-        types = [output.type for output in job.outputs]
-        self._first_caller = UdfCaller(self.udf, types, job.on_error, job.batch_size, job.timeout_s, job.slots)
+        types = [output.type for output in spec.outputs]
+        self._first_caller = UdfCaller(self.udf, types, spec.on_error, spec.batch_size, spec.timeout_s, spec.slots)
         self._first_caller.setup(worker)
         self._thread_state.caller = self._first_caller  # coroutines run in the event loop of this thread
         self._other_callers: list[UdfCaller] = []
 
     def _open_table(self) -> LanceTable:
-        """The version of the job; the newest if that was cleaned up (then every fragment is checked)."""
-        job = self.job
+        """The version of the table in the spec; the newest if that was cleaned up (then every fragment is checked)."""
+        spec = self.spec
         try:
-            return LanceTable(job.uri, job.storage, job.version)
+            return LanceTable(spec.uri, spec.storage, spec.version)
         except ConfigError:
-            return LanceTable(job.uri, job.storage)
+            return LanceTable(spec.uri, spec.storage)
 
     def teardown(self) -> None:
         self._first_caller.teardown()
@@ -134,7 +134,7 @@ class RangeWorker:
     def reader(self) -> RowReader:
         found: RowReader | None = getattr(self._thread_state, "reader", None)
         if found is None:
-            found = self._thread_state.reader = RowReader(self.table, self.job)
+            found = self._thread_state.reader = RowReader(self.table, self.spec)
         return found
 
     def __call__(self, tasks: Sequence[RangeTask]) -> list[RangeResult]:
@@ -145,7 +145,7 @@ class RangeWorker:
         if self._broken:  # tasks that were queued before the worker is replaced
             raise WorkerAlreadyBrokenError(self._broken)
         try:
-            if self.table.version != self.job.version and not self._is_unchanged(task, self.table):
+            if self.table.version != self.spec.version and not self._is_unchanged(task, self.table):
                 return RangeResult(task, task.stop, worker=self.worker_key, fragment_changed=True)
             return self._process(task)
         except WorkerBrokenError:
@@ -161,8 +161,8 @@ class RangeWorker:
 
     def _is_unchanged(self, task: RangeTask, table: LanceTable) -> bool:
         ids = table.field_ids()
-        watched = {ids[name] for name in self.job.dependencies if name in ids}
-        own = [output.field for output in self.job.outputs]
+        watched = {ids[name] for name in self.spec.dependencies if name in ids}
+        own = [output.field for output in self.spec.outputs]
         return any(
             files_hash(fragment, watched) == task.inputs
             and (not task.before or files_hash(fragment, own) == task.before)
@@ -201,7 +201,7 @@ class RangeWorker:
         kept = (task.stop - task.start) - sum(
             stop - start for start, stop in uncovered_ranges(found.parts, task.start, task.stop)
         )
-        done.computed = sum(piece.computed for piece in pieces) + (0 if self.job.masked else kept)
+        done.computed = sum(piece.computed for piece in pieces) + (0 if self.spec.masked else kept)
         done.errors = sum(len(piece.failures) for piece in pieces)
         self._save_ranges(task, found, pieces, done)
         return done
@@ -210,7 +210,7 @@ class RangeWorker:
 
     def _compute_marked(self, task: RangeTask, start: int, stop: int, until: float, times: PhaseTimes) -> ComputedRange:
         with _Timer(times, "checkpoint"):
-            self.checkpoints.mark(task, AttemptMark(start, stop, self.job.run))
+            self.checkpoints.mark(task, AttemptMark(start, stop, self.spec.run))
         return self._compute(task, start, stop, until, times)
 
     def _compute(self, task: RangeTask, start: int, stop: int, until: float, times: PhaseTimes) -> ComputedRange:
@@ -223,7 +223,7 @@ class RangeWorker:
             if called is not None and called.broken is not None:
                 called = self._on_process_broken(task, window, called, called.broken)
             self._add_results(task, piece, window, called)
-            if piece.failed is not None or time.monotonic() >= until or piece.size_bytes >= self.job.part_bytes:
+            if piece.failed is not None or time.monotonic() >= until or piece.size_bytes >= self.spec.part_bytes:
                 break
         return piece
 
@@ -232,7 +232,7 @@ class RangeWorker:
             return None
 
         def report_hang(index: int) -> None:
-            self.checkpoints.mark(task, HangMark(window.row_at(index), self.job.run))
+            self.checkpoints.mark(task, HangMark(window.row_at(index), self.spec.run))
 
         return self.caller.run(window.batch, until, report_hang)
 
@@ -240,7 +240,7 @@ class RangeWorker:
         self, task: RangeTask, piece: ComputedRange, window: RowWindow, called: BatchResult | None
     ) -> None:
         if called is None:  # no row of the window is computed
-            piece.add(window.null_rows(self.job))
+            piece.add(window.null_rows(self.spec))
             piece.stop = window.stop
             return
         rows = [replace(row, fragment=task.fragment, offset=window.row_at(row.offset)) for row in called.failures]
@@ -251,7 +251,7 @@ class RangeWorker:
             end = piece.failed.offset
         piece.failures += rows
         if end > piece.stop:
-            piece.add(window.scatter(self.job, called.arrays, end))
+            piece.add(window.scatter(self.spec, called.arrays, end))
         piece.stop = end
 
     def _on_process_broken(
@@ -272,13 +272,13 @@ class RangeWorker:
             return replace(called, rows=1, arrays=self.caller.nulls(1), failures=failures, stopped=False, broken=None)
         self._broken = reason
         replaced = 1 if watch.has_passed else watch.replaced_before + 1
-        self.checkpoints.mark(task, BrokenMark(first, last, self.job.run, replaced))
+        self.checkpoints.mark(task, BrokenMark(first, last, self.spec.run, replaced))
         if watch.was_doubtful:
             raise WorkerAlreadyBrokenError(reason)
         raise WorkerBrokenError(reason)
 
     def _broken_marks(self, task: RangeTask) -> list[BrokenMark]:
-        return [mark for mark in self.checkpoints.scan(task).broken if mark.run == self.job.run]
+        return [mark for mark in self.checkpoints.scan(task).broken if mark.run == self.spec.run]
 
     # --- rows that kill workers
 
@@ -286,11 +286,11 @@ class RangeWorker:
         self, task: RangeTask, found: FragmentFiles, start: int, stop: int, until: float, times: PhaseTimes
     ) -> ComputedRange | None:
         """Compute rows of dead or broken workers in steps, each saved at once; None: no worker died or broke here."""
-        mine = [item for item in found.tried if item.run == self.job.run]
-        hung = sorted(item.row for item in found.hung if item.run == self.job.run and start <= item.row < stop)
+        mine = [item for item in found.tried if item.run == self.spec.run]
+        hung = sorted(item.row for item in found.hung if item.run == self.spec.run and start <= item.row < stop)
         if hung:
             return self._compute_around(task, start, hung[0], self._timed_out_row(task, hung[0]), until, times)
-        broken = [item for item in found.broken if item.run == self.job.run]
+        broken = [item for item in found.broken if item.run == self.spec.run]
         mine += [AttemptMark(item.start, item.stop, item.run, 0) for item in broken]
         step = next_step(mine, start, stop)
         if step is None:
@@ -307,7 +307,7 @@ class RangeWorker:
         """Compute rows in steps: each is marked before, and saved as a part after."""
         whole = ComputedRange(start, start)
         while whole.stop < stop and (whole.stop == start or time.monotonic() < until):
-            mark = AttemptMark(whole.stop, min(stop, whole.stop + step), self.job.run, time_number)
+            mark = AttemptMark(whole.stop, min(stop, whole.stop + step), self.spec.run, time_number)
             with _Timer(times, "checkpoint"):
                 self.checkpoints.mark(task, mark)
             try:
@@ -332,7 +332,7 @@ class RangeWorker:
         if row > start:
             return self._compute_in_steps(task, start, row, row - start, until, times)
         piece = ComputedRange(row, row)
-        if self.job.on_error.then == "fail":
+        if self.spec.on_error.then == "fail":
             piece.failed = failed
             return piece
         with _Timer(times, "checkpoint"):
@@ -340,7 +340,7 @@ class RangeWorker:
         return ComputedRange(row, row + 1, failures=[failed])
 
     def _timed_out_row(self, task: RangeTask, row: int) -> FailedRow:
-        message = f"no result within the timeout of {self.job.timeout_s:g} s; its worker was killed"
+        message = f"no result within the timeout of {self.spec.timeout_s:g} s; its worker was killed"
         return FailedRow(task.fragment, row, "TimeoutError", message)
 
     # --- saving
@@ -364,7 +364,7 @@ class RangeWorker:
             with _Timer(done.times, "write"):
                 self._write_or_save(task, held, done)
         with _Timer(done.times, "checkpoint"):
-            self.checkpoints.clean_up(task, self.job.run, done.reached, merge=not whole)
+            self.checkpoints.clean_up(task, self.spec.run, done.reached, merge=not whole)
 
     def _write_or_save(self, task: RangeTask, held: Sequence[ComputedRange], done: RangeResult) -> None:
         """Write the data file, or save parts if one is missing: another worker may be writing the same file or merging
@@ -381,8 +381,8 @@ class RangeWorker:
 
     def _write_file(self, task: RangeTask, held: Sequence[ComputedRange], done: RangeResult) -> None:
         """Write the data file of the fragment from buffered results and parts."""
-        job = self.job
-        name = data_file_name(job.identity, task.inputs, incomplete=self.checkpoints.has_failures(task))
+        spec = self.spec
+        name = data_file_name(spec.identity, task.inputs, incomplete=self.checkpoints.has_failures(task))
         buffered = {(piece.start, piece.stop): piece.batches for piece in held}
         with_parts = self.checkpoints.scan(task).parts if len(buffered) != 1 or (0, task.rows) not in buffered else []
         # buffered results come first: parts must be read back
@@ -402,7 +402,7 @@ class RangeWorker:
         for part, start, stop in chosen:
             batches = buffered.get((part.start, part.stop)) or self.checkpoints.load(task, part)
             for batch, first in slice_batches(batches, part.start, start, stop):
-                if not self.job.masked:
+                if not self.spec.masked:
                     yield batch
                     continue
                 new = batch.column(batch.schema.get_field_index(COMPUTED_COLUMN))

@@ -1,4 +1,4 @@
-"""Column and job records beside the table: which function fills a column, and the history of its backfills."""
+"""Records beside the table: which function fills a column, and the history of its backfills."""
 
 from __future__ import annotations
 
@@ -196,33 +196,33 @@ def _record_path(column: str) -> str:
     return f"columns/{column_folder(column)}.json"
 
 
-# --- jobs
+# --- backfills
 
 
-def write_job(store: TableStore, job: BackfillRecord) -> None:
-    job.written = time.time()
-    store.put(f"{column_folder(job.column)}/jobs/{job.run}.json", _to_json(asdict(job)))
+def write_backfill(store: TableStore, record: BackfillRecord) -> None:
+    record.written = time.time()
+    store.put(f"{column_folder(record.column)}/jobs/{record.run}.json", _to_json(asdict(record)))
 
 
-def read_jobs(store: TableStore, column: str | None = None) -> list[BackfillRecord]:
-    """All jobs, oldest first. A running job whose process is dead has the status lost."""
+def read_backfills(store: TableStore, column: str | None = None) -> list[BackfillRecord]:
+    """Records of all backfills, oldest first. A running one whose process is dead has the status lost."""
     folders = [column_folder(column)] if column is not None else [it for it in store.folders("") if it.startswith("c-")]
     found = []
     for folder in folders:
         names = [name for name in store.names(f"{folder}/jobs") if name.endswith(".json")]
         for name in names:
-            job = _from_dict(BackfillRecord, _parse_object(store.get(f"{folder}/jobs/{name}")))
-            if job is not None:
-                found.append(_with_current_status(store, job))
-    return sorted(found, key=lambda job: job.began)
+            record = _from_dict(BackfillRecord, _parse_object(store.get(f"{folder}/jobs/{name}")))
+            if record is not None:
+                found.append(_with_current_status(store, record))
+    return sorted(found, key=lambda record: record.began)
 
 
-def _with_current_status(store: TableStore, job: BackfillRecord) -> BackfillRecord:
-    if job.status == RUNNING:
-        owner = read_holder(store, job.column)
-        if owner is None or owner.run != job.run or not owner.alive:
-            job.status, job.message = LOST, "its process is dead; repeat the backfill to resume"
-    return job
+def _with_current_status(store: TableStore, record: BackfillRecord) -> BackfillRecord:
+    if record.status == RUNNING:
+        owner = read_holder(store, record.column)
+        if owner is None or owner.run != record.run or not owner.alive:
+            record.status, record.message = LOST, "its process is dead; repeat the backfill to resume"
+    return record
 
 
 # --- as files

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dovetail.backfill.lance_table import LanceTable
-    from dovetail.backfill.task import FillJob, RangeTask
+    from dovetail.backfill.task import FillSpec, RangeTask
 
 WINDOW_BYTES = 16 << 20
 MAX_WINDOW_ROWS = 65_536
@@ -43,19 +43,19 @@ class RowWindow:
         count = self.stop - self.start if self.wanted is None else len(self.wanted)
         return self.stop if rows >= count else self.row_at(rows)
 
-    def scatter(self, job: FillJob, arrays: Sequence[Any], end: int) -> Any:
+    def scatter(self, spec: FillSpec, arrays: Sequence[Any], end: int) -> Any:
         """Results as rows [start, end), NULL where nothing was computed."""
         import pyarrow as pa
 
         rows = end - self.start
-        names = [output.name for output in job.outputs]
+        names = [output.name for output in spec.outputs]
         if self.wanted is None:
             made = [array.slice(0, rows) for array in arrays]
-            new = pa.repeat(True, rows) if job.masked else None
+            new = pa.repeat(True, rows) if spec.masked else None
         else:
             places = self._places(rows)
             made = [array.take(places) for array in arrays]
-            new = places.is_valid() if job.masked else None
+            new = places.is_valid() if spec.masked else None
         if new is not None:
             made.append(new)
             names.append(COMPUTED_COLUMN)
@@ -74,17 +74,17 @@ class RowWindow:
         missing[wanted] = False
         return pa.array(places, mask=missing)
 
-    def null_rows(self, job: FillJob) -> Any:
+    def null_rows(self, spec: FillSpec) -> Any:
         """The window without computed rows."""
-        return null_batch(job, self.stop - self.start)
+        return null_batch(spec, self.stop - self.start)
 
 
-def null_batch(job: FillJob, rows: int, *, new: bool = False) -> Any:
+def null_batch(spec: FillSpec, rows: int, *, new: bool = False) -> Any:
     import pyarrow as pa
 
-    arrays = [pa.nulls(rows, output.type) for output in job.outputs]
-    names = [output.name for output in job.outputs]
-    if job.masked:
+    arrays = [pa.nulls(rows, output.type) for output in spec.outputs]
+    names = [output.name for output in spec.outputs]
+    if spec.masked:
         arrays.append(pa.repeat(new, rows))
         names.append(COMPUTED_COLUMN)
     return pa.record_batch(arrays, names)
@@ -93,14 +93,14 @@ def null_batch(job: FillJob, rows: int, *, new: bool = False) -> Any:
 class RowReader:
     """Reads rows in windows of some megabytes."""
 
-    def __init__(self, table: LanceTable, job: FillJob) -> None:
+    def __init__(self, table: LanceTable, spec: FillSpec) -> None:
         import pyarrow as pa
 
-        self._table, self._job = table, job
+        self._table, self._spec = table, spec
         self._rows = FIRST_WINDOW_ROWS
         self._matching: tuple[int, Any] | None = None
         """Rows that match `where` in the fragment that was read last."""
-        self.schema = pa.schema([table.schema.field(output.name) for output in job.outputs])
+        self.schema = pa.schema([table.schema.field(output.name) for output in spec.outputs])
 
     def window(self, task: RangeTask, start: int, stop: int) -> RowWindow:
         """The next window, from `start` on."""
@@ -119,7 +119,7 @@ class RowReader:
 
     def is_untouched(self, task: RangeTask) -> bool:
         """Whether `where` matches no row of the fragment."""
-        if self._job.where is None or task.only is not None:
+        if self._spec.where is None or task.only is not None:
             return False
         return not len(self._requested_rows(task, 0, task.rows))
 
@@ -130,10 +130,10 @@ class RowReader:
         if task.only is not None:
             low, high = bisect_left(task.only, start), bisect_left(task.only, stop)
             return np.array(task.only[low:high], dtype=np.int64)
-        if self._job.where is None:
+        if self._spec.where is None:
             return None
         if self._matching is None or self._matching[0] != task.fragment:
-            offsets = self._table.matching_offsets(task.fragment, self._job.where)
+            offsets = self._table.matching_offsets(task.fragment, self._spec.where)
             self._matching = (task.fragment, offsets.to_numpy(zero_copy_only=False).astype(np.int64))
         offsets = self._matching[1]
         return offsets[np.searchsorted(offsets, start) : np.searchsorted(offsets, stop)]
@@ -142,7 +142,7 @@ class RowReader:
         import numpy as np
         import pyarrow as pa
 
-        table, alive = self._table.read(fragment, self._job.inputs, start, stop)
+        table, alive = self._table.read(fragment, self._spec.inputs, start, stop)
         self._adapt_window(table)
         wanted = None
         if chosen is not None or alive.false_count:
@@ -166,7 +166,7 @@ class RowReader:
         import numpy as np
         import pyarrow as pa
 
-        names = [output.name for output in self._job.outputs]
+        names = [output.name for output in self._spec.outputs]
         table, alive = self._table.read(fragment, names, start, stop)
         if alive.false_count and not all(field.nullable for field in self.schema):
             there = alive.to_numpy(zero_copy_only=False)
@@ -176,7 +176,7 @@ class RowReader:
 
     def null_rows(self, rows: int) -> Any:
         """Requested rows with NULL as value."""
-        return null_batch(self._job, rows, new=True)
+        return null_batch(self._spec, rows, new=True)
 
 
 def to_single_batch(table: Any) -> Any:

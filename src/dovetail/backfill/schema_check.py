@@ -24,7 +24,7 @@ from dovetail.errors import Call, Expression, Problem, did_you_mean
 if TYPE_CHECKING:
     from dovetail.backfill.udf import Udf
 
-BAD_COLUMN_NAME = "DT433"
+BAD_COLUMN_NAME = "DT453"
 MISSING_INPUT = "DT444"
 INPUT_TYPE_MISMATCH = "DT445"
 OUTPUT_MISMATCH = "DT446"

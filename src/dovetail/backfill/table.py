@@ -6,7 +6,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.backfill.arguments import BackfillArguments, parse_arguments, validate_arguments
+from dovetail.backfill.arguments import BAD_BACKFILL_ARGUMENT, BackfillArguments, parse_arguments, validate_arguments
 from dovetail.backfill.change_notes import null_condition
 from dovetail.backfill.driver import BackfillDriver
 from dovetail.backfill.lance_client import translate_write_errors
@@ -22,8 +22,8 @@ from dovetail.backfill.records import (
     delete_column_state,
     has_stored_state,
     make_column_record,
+    read_backfills,
     read_column,
-    read_jobs,
     write_column,
 )
 from dovetail.backfill.result import DroppedColumn, format_rows
@@ -349,7 +349,11 @@ class Table:
         wrong = _non_nullable(found, names) if on_error.then == "skip" else []
         skip = Change({"on_error": "skip"})
         message = Text(f"column {', '.join(wrong)} is not nullable, and ", skip, " leaves failed rows NULL")
-        return [Problem("DT437", message, fixes=(Change({"on_error": "fail"}),), place=self.uri)] if wrong else []
+        return (
+            [Problem(BAD_BACKFILL_ARGUMENT, message, fixes=(Change({"on_error": "fail"}),), place=self.uri)]
+            if wrong
+            else []
+        )
 
     def _remember(self, function: Udf, columns: Sequence[str]) -> None:
         self._given_functions |= dict.fromkeys(columns, function)
@@ -476,7 +480,7 @@ class Table:
         if wrong:
             message = f"retry_errors has no {', '.join(wrong)}: it computes the rows that failed"
             fix = Call("table.backfill", (column,), {wrong[0]: Expression("...")})
-            raise ConfigError(Problem("DT437", message, fixes=(fix,)))
+            raise ConfigError(Problem(BAD_BACKFILL_ARGUMENT, message, fixes=(fix,)))
         arguments = parse_arguments(how)
         record = self._read_record(_check_column_name(column))
         found = self._newest()
@@ -492,7 +496,7 @@ class Table:
 
     def history(self, column: str | None = None) -> list[BackfillRecord]:
         """All backfills of a column, or of all columns; oldest first."""
-        return read_jobs(
+        return read_backfills(
             self._store, None if column is None else self._read_record(_check_column_name(column)).columns[0]
         )
 

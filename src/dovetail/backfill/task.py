@@ -1,4 +1,4 @@
-"""Messages between the driver and its workers: FillJob, RangeTask, RangeResult, FailedRow, PhaseTimes."""
+"""Messages between the driver and its workers: FillSpec, RangeTask, RangeResult, FailedRow, PhaseTimes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class OutputColumn:
 
 
 @dataclass(frozen=True)
-class FillJob:
-    """Settings shared by all tasks of a run."""
+class FillSpec:
+    """What the workers of a run compute and where: settings shared by all tasks."""
 
     uri: str
     storage: Mapping[str, str]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dovetail.backfill.signature import UdfKind
     from dovetail.errors import Fix
 
-BAD_OPTION = "DT440"
+BAD_UDF_OPTION = "DT440"
 MAX_BATCH_ROWS = 1 << 20
 MAX_SLOTS = SLOTS_LIMIT
 MAX_SETUP_FAILURES = 1_000_000
@@ -110,7 +110,7 @@ def check_options(given: Mapping[str, object], unknown: Mapping[str, object]) ->
         given_value = values.pop(spelling)
         if given_value is not None and values[name] is not None:
             message = f"{spelling}={short_repr(given_value)} and {name}={short_repr(values[name])} are the same option"
-            problems.append(Problem(BAD_OPTION, message, fixes=(Change({spelling: UNSET}),)))
+            problems.append(Problem(BAD_UDF_OPTION, message, fixes=(Change({spelling: UNSET}),)))
         elif given_value is not None:
             values[name] = given_value
     resources = _parse_resources(values, problems)
@@ -134,7 +134,7 @@ def _unknown_option(name: str, known: list[str]) -> Problem:
     elsewhere = MISPLACED_OPTIONS.get(name)
     near = "" if elsewhere else did_you_mean(name, known)
     fix = elsewhere or f"one of {', '.join(known)}"
-    return Problem(BAD_OPTION, f"udf() has no {name}={near}", fixes=(fix,))
+    return Problem(BAD_UDF_OPTION, f"udf() has no {name}={near}", fixes=(fix,))
 
 
 def _parse_resources(values: dict[str, object], problems: list[Problem]) -> Resources:
@@ -174,7 +174,7 @@ def _check_count(
     if value is None or is_whole_number(value, least, limit):
         return cast("int | None", value)
     kind = f"a whole number from {least} to {limit:,}"
-    problems.append(argument_problem(BAD_OPTION, name, value, kind, example, UNSET))
+    problems.append(argument_problem(BAD_UDF_OPTION, name, value, kind, example, UNSET))
     return None
 
 
@@ -183,7 +183,7 @@ def _check_failure_rules(value: object, problems: list[Problem]) -> FailureRules
     if value is None or not any(ON_FAILURE.check(named)):
         return make_failure_rules(cast("Any", value))
     example = {"MyEngineError": "restart"}
-    problems.append(argument_problem(BAD_OPTION, "on_failure", value, ON_FAILURE_TEXT, example, UNSET))
+    problems.append(argument_problem(BAD_UDF_OPTION, "on_failure", value, ON_FAILURE_TEXT, example, UNSET))
     return ()
 
 
@@ -199,7 +199,7 @@ def parse_timeout(value: object, problems: list[Problem]) -> float | None:
         return parse_duration(value)
     except ValueError as error:
         message = Text(Given("timeout", value), f" {error}")
-        problems.append(Problem(BAD_OPTION, message, fixes=(Change({"timeout": "30s"}),)))
+        problems.append(Problem(BAD_UDF_OPTION, message, fixes=(Change({"timeout": "30s"}),)))
         return None
 
 
@@ -208,7 +208,7 @@ def _check_version(value: object, problems: list[Problem]) -> str | None:
         return value
     text = isinstance(value, int | float) and not isinstance(value, bool)
     example = str(value) if text else "2"
-    problems.append(argument_problem(BAD_OPTION, "version", value, "a string of 1 to 200 characters", example))
+    problems.append(argument_problem(BAD_UDF_OPTION, "version", value, "a string of 1 to 200 characters", example))
     return None
 
 
@@ -220,7 +220,9 @@ def _check_input_columns(value: object, problems: list[Problem]) -> tuple[str, .
         if names and all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names):
             return names
     example = [value if isinstance(value, str) and value else "text"]
-    problems.append(argument_problem(BAD_OPTION, "input_columns", value, "a list of different column names", example))
+    problems.append(
+        argument_problem(BAD_UDF_OPTION, "input_columns", value, "a list of different column names", example)
+    )
     return None
 
 
@@ -237,10 +239,14 @@ def _check_data_type(value: object) -> list[Problem]:
         if isinstance(found, str):
             written = f"data_type={{{name!r}: {short_repr(one)}}}" if name else f"data_type={short_repr(one)}"
             problems.append(
-                Problem(BAD_OPTION, f"{written} {found}", fixes=('data_type="list<float32>"', "data_type=pa.int32()"))
+                Problem(
+                    BAD_UDF_OPTION, f"{written} {found}", fixes=('data_type="list<float32>"', "data_type=pa.int32()")
+                )
             )
     if isinstance(value, Mapping) and not value:
-        problems.append(Problem(BAD_OPTION, "data_type={} names no column", fixes=('data_type={"words": "int32"}',)))
+        problems.append(
+            Problem(BAD_UDF_OPTION, "data_type={} names no column", fixes=('data_type={"words": "int32"}',))
+        )
     return problems
 
 
@@ -335,10 +341,10 @@ def _decorate(options: UdfOptions, fn: Callable[..., Any] | type) -> Udf:
 def _check_function(fn: object) -> list[Problem]:
     if isinstance(fn, Udf):
         fixes = (f"udf({fn.name}.fn, ...) declares another UDF of its function",)
-        return [Problem("DT440", f"{fn.name} is already a UDF", fixes=fixes)]
+        return [Problem(BAD_UDF_OPTION, f"{fn.name} is already a UDF", fixes=fixes)]
     if not callable(fn):
         fixes = ("@dt.udf above a def, or udf(function, cpus=2)",)
-        return [Problem("DT440", f"udf: {short_repr(fn)} is not a function or a class", fixes=fixes)]
+        return [Problem(BAD_UDF_OPTION, f"udf: {short_repr(fn)} is not a function or a class", fixes=fixes)]
     return []
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.range_worker import RangeWorker, WorkerBrokenError
-from dovetail.backfill.task import FillJob, OutputColumn
+from dovetail.backfill.task import FillSpec, OutputColumn
 from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS
 from dovetail.errors import UNSET, Call, Change, InfeasibleError, Subject
 from dovetail.observe.profile_store import StageMeasurement, write_profiles
@@ -52,7 +52,7 @@ STREAM_OPTIONS = StreamOptions(
 """Every task is a message of its own, and its result is delivered at once."""
 
 
-def make_job(
+def make_fill_spec(
     table: LanceTable,
     udf: Udf,
     target: FillTarget,
@@ -61,13 +61,13 @@ def make_job(
     columns: Sequence[str],
     reads: Sequence[str],
     run: str,
-) -> FillJob:
+) -> FillSpec:
     """What workers need. A column that the table lacks has the return type of the function; it is only sampled."""
     ids, names = table.field_ids(), table.schema.names
     returned = dict(zip(columns, (kind for _, kind in udf.outputs()), strict=False))
     types = {name: table.schema.field(name).type if name in names else kind for name, kind in returned.items()}
     slots = arguments.slots or udf.slots or DEFAULT_ASYNC_SLOTS
-    return FillJob(
+    return FillSpec(
         uri=table.uri,
         storage=table.storage,
         version=table.version,
@@ -87,9 +87,9 @@ def make_job(
     )
 
 
-def make_stage(job: FillJob, udf: Udf, arguments: BackfillArguments) -> Stage:
+def make_stage(spec: FillSpec, udf: Udf, arguments: BackfillArguments) -> Stage:
     """The stage of a backfill, with the requested number of workers or fewer."""
-    return _make_stage(RangeWorker(job, udf), udf, arguments)
+    return _make_stage(RangeWorker(spec, udf), udf, arguments)
 
 
 def _make_stage(run: Any, udf: Udf, arguments: BackfillArguments) -> Stage:

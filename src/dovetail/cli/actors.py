@@ -64,7 +64,7 @@ LOG_INTERVAL_S = 0.2
 WATCH_INTERVAL_S = 1.0
 DEFAULT_DEADLINE = "5m"
 DRIVER_LOG = "driver.log"
-BAD_ARGUMENT, HELD_BY_OTHERS = "DT367", "DT120"
+UNUSABLE_OPTION, HELD_BY_OTHERS = "DT367", "DT120"
 SYSTEM_HELP = "SYSTEM is a name, an id or a part of it, `last`, or a run folder."
 
 
@@ -115,7 +115,7 @@ def find_system(what: str) -> RunFolder:
     if kind != ACTORS_KIND:
         message = f"run {folder.id} is a {kind}, not an actor system"
         fixes = (f"dovetail status {run_reference(folder.path)}", "dovetail actors ls")
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=fixes))
+        raise dt.ConfigError(dt.Problem(UNUSABLE_OPTION, message, fixes=fixes))
     return folder
 
 
@@ -454,7 +454,7 @@ def _parse_changes(changes: Sequence[str]) -> dict[str, int]:
     if wrong or not changes:
         shown = ", ".join(repr(text) for text in wrong)
         message = f"not ROLE=N: {shown}" if wrong else "no role and number of instances given"
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=("dovetail actors scale rollout=8",)))
+        raise dt.ConfigError(dt.Problem(UNUSABLE_OPTION, message, fixes=("dovetail actors scale rollout=8",)))
     return {role: int(count) for role, _, count in (text.partition("=") for text in changes)}
 
 

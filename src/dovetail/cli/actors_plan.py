@@ -12,7 +12,7 @@ import click
 from dovetail.actors.actor_system import ActorSystem
 from dovetail.actors.actors_file import read_actors_file
 from dovetail.actors.role_explanation import explain_role
-from dovetail.actors.simulation_fields import BAD_SIMULATION
+from dovetail.actors.simulation_fields import BAD_ACTOR_SIMULATION
 from dovetail.cli.output_file import STDOUT, write_output
 from dovetail.documents.yaml_writer import YAML
 from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean, nearest_word
@@ -94,7 +94,7 @@ def print_simulation(
         method = f"{system.roles[0].name}.method"
         example = {"clients": [{"call": method, "callers": 8}], "methods": {method: {"time": "100ms"}}}
         fixes = (YAML.assignment("simulate", example),)
-        raise ConfigError(Problem(BAD_SIMULATION, message, fixes=fixes, place=parsed.document.place()))
+        raise ConfigError(Problem(BAD_ACTOR_SIMULATION, message, fixes=fixes, place=parsed.document.place()))
     try:
         result = system.simulate(cluster, seed=seed)
     except InfeasibleError as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dovetail.runtime.service import RequestFuture, Service
 
-REQUEST_CODE = "DT308"
+SERVICE_REQUEST_CODE = "DT308"
 LAST_RESPONSES_TIMEOUT_S = 10.0
 TRUE_WORDS = ("1", "true", "yes", "")
 
@@ -63,7 +63,7 @@ class ServiceServer(JsonServer):
 class RequestHandler(JsonHandler):
     """One connection."""
 
-    error_code = REQUEST_CODE
+    error_code = SERVICE_REQUEST_CODE
     server: ServiceServer
 
     def do_GET(self) -> None:  # noqa: N802 - the name is that of the base class
@@ -141,7 +141,9 @@ class RequestHandler(JsonHandler):
         self.close_connection = self.has_unread_input = True
         status = HTTPStatus.METHOD_NOT_ALLOWED if is_known else HTTPStatus.NOT_FOUND
         message = f"use {allow}" if is_known else "there are POST / and GET /health"
-        self._send(status, {"error": {"code": REQUEST_CODE, "message": message}}, allow=allow if is_known else "")
+        self._send(
+            status, {"error": {"code": SERVICE_REQUEST_CODE, "message": message}}, allow=allow if is_known else ""
+        )
 
     def _send(self, status: HTTPStatus, answer: dict[str, Any], *, allow: str = "") -> None:
         self.send_json(status, answer, allow=allow, default=json_default)
@@ -160,7 +162,7 @@ def _result(future: RequestFuture | RequestError) -> Any:
     try:
         return future.result()
     except TimeoutError as error:
-        raise RequestError(HTTPStatus.GATEWAY_TIMEOUT, str(error), REQUEST_CODE) from None
+        raise RequestError(HTTPStatus.GATEWAY_TIMEOUT, str(error), SERVICE_REQUEST_CODE) from None
     except DovetailError as error:
         raise _request_error(error) from None
 

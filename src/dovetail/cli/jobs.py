@@ -14,7 +14,6 @@ from dovetail.cli.colour import paint
 from dovetail.cli.jobs_logs import logs
 from dovetail.cli.jobs_metrics import metrics
 from dovetail.cli.jobs_selection import (
-    BAD_ARGUMENT,
     UNFINISHED,
     JobSelection,
     confirm,
@@ -38,6 +37,7 @@ from dovetail.cli.jobs_tune import tune
 from dovetail.cli.jobs_watch import watch
 from dovetail.cli.options import json_option
 from dovetail.cli.queue_option import (
+    BAD_JOBS_ARGUMENT,
     JOB_HELP,
     files_option,
     find_job,
@@ -253,7 +253,7 @@ def dead(url: str | None, limit: int, as_json: bool, queue: str | None, function
 
 
 def placement_problems(store: Store, records: Sequence[JobRecord]) -> dict[str, str]:
-    """By id, why no live worker can run a job that waits."""
+    """Why no live worker can run a waiting job, by id of the job."""
     if not any(record.state in WAITING for record in records):
         return {}
     live = live_workers(store.workers(), store.now_ms())
@@ -261,7 +261,7 @@ def placement_problems(store: Store, records: Sequence[JobRecord]) -> dict[str, 
 
 
 def wait_reasons(store: Store, records: Sequence[JobRecord]) -> dict[str, str]:
-    """By id, why a ready job waits."""
+    """Why a ready job waits, by id of the job."""
     if not any(record.state is JobState.READY for record in records):
         return {}
     now_ms, stats, reservations = store.now_ms(), {one.queue: one for one in store.stats()}, store.reservations()
@@ -449,7 +449,7 @@ def purge(
     selection = JobSelection(queue, function, states=states)
     if not (selection or everything or older_than is not None or keep is not None):
         fixes = ("dovetail jobs purge --older-than 7d", "dovetail jobs purge --all --yes")
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, "no option selects the jobs to remove", fixes=fixes))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, "no option selects the jobs to remove", fixes=fixes))
     if older_than is None and not yes:
         confirm("remove all finished jobs that match" if keep is None else f"remove finished jobs beyond {keep}")
     with opened_queue(url, files=files) as opened:
@@ -577,7 +577,7 @@ def schedules(remove: str | None, url: str | None, as_json: bool) -> None:
             names = [one.name for one in found]
             if not store.remove_schedule(remove):
                 message = f"there is no schedule {remove!r}{did_you_mean(remove, names)}"
-                raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=("dovetail jobs schedules",)))
+                raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=("dovetail jobs schedules",)))
             click.echo(f"removed {remove}", err=True)
             return
     if as_json:

@@ -11,7 +11,14 @@ import click
 import dovetail as dt
 from dovetail.cli.logs import local_time
 from dovetail.cli.options import FOLDER_PATH
-from dovetail.cli.queue_option import JOB_HELP, files_option, find_job, opened_queue, queue_url_option
+from dovetail.cli.queue_option import (
+    BAD_JOBS_ARGUMENT,
+    JOB_HELP,
+    files_option,
+    find_job,
+    opened_queue,
+    queue_url_option,
+)
 from dovetail.control.log_lines import split_log_line
 
 if TYPE_CHECKING:
@@ -20,7 +27,6 @@ if TYPE_CHECKING:
     from dovetail.jobs.job import JobRecord
     from dovetail.jobs.payload_files import PayloadFiles
 
-BAD_ARGUMENT = "DT642"
 FOLLOW_S = 0.3
 """Output is looked for this often while a job runs; its end is reported by the store."""
 CHUNK_BYTES = 1 << 20
@@ -65,11 +71,11 @@ def logs(
         record = find_job(queue.store, job)
         if attempt is not None and attempt > max(1, record.attempt):
             message = f"job {record.id} has had {record.attempt} attempts, not {attempt}"
-            raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=(f"--attempt {max(1, record.attempt)}",)))
+            raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=(f"--attempt {max(1, record.attempt)}",)))
         ranks = record.spec.shape.ranks
         if rank >= ranks:
             message = f"job {record.id} has {f'ranks 0 to {ranks - 1}' if ranks > 1 else 'no ranks'}, not {rank}"
-            raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=(f"--rank {ranks - 1}",)))
+            raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=(f"--rank {ranks - 1}",)))
         output = Output(queue.files, log_dir, rank, times=not no_timestamps)
         if follow and attempt is None:
             printed = _follow(queue, record, output)
@@ -100,7 +106,7 @@ class Output:
         self._begun = b""
         """Start of a line that is not complete yet."""
         self.place = files.location if files is not None and log_dir is None else self._local.location
-        """For messages."""
+        """Location of the log files, for messages."""
 
     def copy(self, job_id: str, attempt: int, offset: int = 0) -> int:
         """Print the output of an attempt from an offset on; the number of bytes."""

@@ -10,7 +10,7 @@ import click
 
 import dovetail as dt
 from dovetail.cli.options import SuggestingChoice
-from dovetail.cli.queue_option import check_queue_name, find_jobs
+from dovetail.cli.queue_option import BAD_JOBS_ARGUMENT, check_queue_name, find_jobs
 from dovetail.jobs.job import JobState
 from dovetail.jobs.store import JobFilter
 from dovetail.jobs.submission import checked_reference
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dovetail.jobs.job import JobRecord
     from dovetail.jobs.store import Store
 
-BAD_ARGUMENT = "DT642"
 PAGE = 1_000
 STATES = tuple(state.value for state in JobState)
 UNFINISHED = tuple(state.value for state in JobState if not state.is_finished)
@@ -108,7 +107,7 @@ def selected_jobs(
     if bool(jobs) == bool(selection):
         message = "JOB and options that select jobs cannot be combined" if jobs else "no jobs were selected"
         fixes = (f"dovetail jobs {verb} JOB", f"dovetail jobs {verb} --queue default --yes")
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=fixes))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=fixes))
     if jobs:
         return {record.id: record.state for record in find_jobs(store, jobs)}
     found = {record.id: record.state for record in jobs_of(store, selection.filter(otherwise))}
@@ -121,5 +120,5 @@ def confirm(what: str) -> None:
     """Ask in a terminal; elsewhere, an error that names --yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         message = f"this would {what}, and stdin is not a terminal"
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=("--yes",)))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=("--yes",)))
     click.confirm(f"{what}?", abort=True, err=True)

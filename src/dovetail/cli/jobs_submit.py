@@ -18,6 +18,7 @@ from dovetail.cli.cluster import REQUEST_EXAMPLE, parse_amounts
 from dovetail.cli.colour import paint
 from dovetail.cli.options import json_option
 from dovetail.cli.queue_option import (
+    BAD_JOBS_ARGUMENT,
     check_queue_name,
     files_option,
     find_jobs,
@@ -39,7 +40,6 @@ from dovetail.pipeline.overrides import override_values, set_option
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-BAD_ARGUMENT = "DT642"
 ARGS_EXAMPLE = """--args '{"rate": 0.1}'"""
 RUN_KINDS: Mapping[str, tuple[str, ...]] = {"run": ("FILE",), "backfill": ("TABLE", "COLUMN")}
 RUN_EXAMPLES = {"run": "pipeline.yaml", "backfill": "clips.lance length udf=functions:length"}
@@ -174,9 +174,9 @@ def _run_submission(
     needed = RUN_KINDS[kind]
     example = f"dovetail jobs submit {kind} {RUN_EXAMPLES[kind]}"
     if args_text is not None:
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"--args cannot be used with {kind}", fixes=(example,)))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, f"--args cannot be used with {kind}", fixes=(example,)))
     if len(words) < len(needed) or any(_is_setting(word) for word in words[: len(needed)]):
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"{kind} needs {' and '.join(needed)}", fixes=(example,)))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, f"{kind} needs {' and '.join(needed)}", fixes=(example,)))
     _, kwargs = parse_arguments(words[len(needed) :], None)
     known = RUN_SETTINGS[kind]
     unknown = [name for name in kwargs if name not in known]
@@ -185,12 +185,12 @@ def _run_submission(
         evidence = (f"settings: {', '.join(known)}",)
         near = nearest_word(unknown[0], known) or known[0]
         fix = shlex.quote(f"{near}={json.dumps(kwargs[unknown[0]])}")
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, evidence, (fix,)))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, message, evidence, (fix,)))
     if kind == "run":
         check_run_file(words[0])
         return lambda queue: queue.submit_run(words[0], **kwargs, **options)
     if "udf" not in kwargs:
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, "backfill needs udf=MODULE:NAME", fixes=(example,)))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, "backfill needs udf=MODULE:NAME", fixes=(example,)))
     udf = kwargs.pop("udf")
     columns = [name.strip() for name in words[1].split(",")]
     return lambda queue: queue.submit_backfill(words[0], columns, udf, **kwargs, **options)
@@ -294,21 +294,21 @@ def parse_arguments(words: Sequence[str], args_text: str | None) -> tuple[list[A
         name, equals, text = word.partition("=")
         if not equals or not name.isidentifier():
             fixes = (f"{name}=VALUE",) if name.isidentifier() else (ARGS_EXAMPLE,)
-            problems.append(dt.Problem(BAD_ARGUMENT, f"{word!r} is not KEY=VALUE", fixes=fixes))
+            problems.append(dt.Problem(BAD_JOBS_ARGUMENT, f"{word!r} is not KEY=VALUE", fixes=fixes))
             continue
         try:
             kwargs[name] = parse_document(text, name).data if text.strip() else ""
         except dt.ConfigError as error:
             message = f"{name}: {error.problems[0].message}"
             fix = shlex.quote(f"{name}={json.dumps(text)}")
-            problems.append(dt.Problem(BAD_ARGUMENT, message, fixes=(fix,)))
+            problems.append(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=(fix,)))
     args: list[Any] = []
     if args_text is not None:
         try:
             found = json.loads(_read(args_text))
         except ValueError as error:
             message = f"--args is not JSON: {error}"
-            problems.append(dt.Problem(BAD_ARGUMENT, message, fixes=(ARGS_EXAMPLE, "--args '[1, \"text\"]'")))
+            problems.append(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=(ARGS_EXAMPLE, "--args '[1, \"text\"]'")))
         else:
             if isinstance(found, list):
                 args = found
@@ -316,7 +316,7 @@ def parse_arguments(words: Sequence[str], args_text: str | None) -> tuple[list[A
                 kwargs = found | kwargs
             else:
                 message = "--args is neither a list (positional arguments) nor an object (arguments by name)"
-                problems.append(dt.Problem(BAD_ARGUMENT, message, fixes=(f"--args '[{json.dumps(found)}]'",)))
+                problems.append(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=(f"--args '[{json.dumps(found)}]'",)))
     if problems:
         raise dt.ConfigError(problems)
     return args, kwargs
@@ -332,7 +332,7 @@ def _read(text: str) -> str:
             return str(file.read())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        problem = dt.Problem(BAD_ARGUMENT, f"--args {text}: {reason}", fixes=("--args @FILE",))
+        problem = dt.Problem(BAD_JOBS_ARGUMENT, f"--args {text}: {reason}", fixes=("--args @FILE",))
         raise dt.ConfigError(problem) from None
 
 
@@ -362,7 +362,7 @@ def find_function(reference: str) -> Any:
     module, colon, name = reference.rpartition(":")
     if not colon or not module or not name:
         fix = f"dovetail jobs submit {reference or 'tasks'}:FUNCTION"
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, f"{reference!r} is not MODULE:FUNCTION", fixes=(fix,)))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, f"{reference!r} is not MODULE:FUNCTION", fixes=(fix,)))
     application = Application.load([module])
     by_name = {one.rpartition(":")[2]: function for one, function in application.functions.items()}
     if name not in by_name:
@@ -370,5 +370,5 @@ def find_function(reference: str) -> Any:
         evidence = (f"functions with @dt.job: {', '.join(sorted(by_name))}",)
         near = nearest_word(name, by_name) or next(iter(by_name))
         fixes = (f"dovetail jobs submit {module}:{near}", f"write @dt.job above def {name}")
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, evidence, fixes))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, message, evidence, fixes))
     return by_name[name]

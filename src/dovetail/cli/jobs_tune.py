@@ -13,6 +13,7 @@ import click
 import dovetail as dt
 from dovetail.cli.jobs_submit import find_function
 from dovetail.cli.options import FILE_PATH, SuggestingChoice, json_option
+from dovetail.cli.queue_option import BAD_JOBS_ARGUMENT
 from dovetail.cli.worker import ISOLATIONS, WorkerRenderer
 from dovetail.documents.parser import parse_document, read_document
 from dovetail.errors import did_you_mean, nearest_word, short_repr
@@ -23,7 +24,6 @@ from dovetail.text_format import align_table, format_count, format_duration, for
 if TYPE_CHECKING:
     from dovetail.jobs.workers.tuning import ArgumentSample, SlotMeasurement, SlotRecommendation
 
-BAD_ARGUMENT = "DT642"
 FILE_KEYS = ("function", "samples", "resources", "isolation", "timeout")
 EXAMPLE_FILE = "{function: 'tasks:train', samples: [{rate: 0.1}, {rate: 0.2}]}"
 DEFAULT_SLOTS = "1,2,4,8"
@@ -146,7 +146,7 @@ def _settings(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and 1 <= int(word) <= MAX_SLOTS for word in words):
         message = f"--slots {short_repr(text)} is not a list of whole numbers from 1 to {MAX_SLOTS:,}"
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=(f"--slots {DEFAULT_SLOTS}",)))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=(f"--slots {DEFAULT_SLOTS}",)))
     return sorted({int(word) for word in words})
 
 
@@ -158,7 +158,7 @@ def _samples_of(file: str, args_file: str | None) -> tuple[str, list[ArgumentSam
         return file, [ArgumentSample()] if args_file is None else _read_samples(args_file), {}
     if args_file is not None:
         message = "--args-file is for MODULE:FUNCTION; a file has its samples itself"
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, message, fixes=("leave out --args-file",)))
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=("leave out --args-file",)))
     data = read_document(file).data
     problems = _file_problems(data, file)
     if problems:
@@ -169,20 +169,20 @@ def _samples_of(file: str, args_file: str | None) -> tuple[str, list[ArgumentSam
 
 def _file_problems(data: object, file: str) -> list[dt.Problem]:
     if not isinstance(data, Mapping):
-        return [dt.Problem(BAD_ARGUMENT, "is not a mapping", fixes=(EXAMPLE_FILE,), place=file)]
+        return [dt.Problem(BAD_JOBS_ARGUMENT, "is not a mapping", fixes=(EXAMPLE_FILE,), place=file)]
     problems = []
     for key in data:
         if key not in FILE_KEYS:
             message = f"unknown key {key!r}{did_you_mean(str(key), FILE_KEYS)}"
             fixes = (f"{nearest_word(str(key), FILE_KEYS) or 'samples'}: ...",)
-            problems.append(dt.Problem(BAD_ARGUMENT, message, fixes=fixes, place=file))
+            problems.append(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=fixes, place=file))
     if not isinstance(data.get("function"), str):
         message = "function is not the name of a job function"
-        problems.append(dt.Problem(BAD_ARGUMENT, message, fixes=("function: tasks:train",), place=file))
+        problems.append(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=("function: tasks:train",), place=file))
     samples = data.get("samples", [{}])
     if not isinstance(samples, list) or not samples or not all(map(_is_sample, samples)):
         message = "samples is not a list of mappings or lists"
-        problems.append(dt.Problem(BAD_ARGUMENT, message, fixes=("samples: [{rate: 0.1}]",), place=file))
+        problems.append(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=("samples: [{rate: 0.1}]",), place=file))
     return problems
 
 
@@ -192,7 +192,7 @@ def _read_samples(file: str) -> list[ArgumentSample]:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise dt.ConfigError(dt.Problem(BAD_ARGUMENT, reason, fixes=("--args-file FILE",), place=file)) from None
+        raise dt.ConfigError(dt.Problem(BAD_JOBS_ARGUMENT, reason, fixes=("--args-file FILE",), place=file)) from None
     found: list[ArgumentSample] = []
     problems: list[dt.Problem] = []
     for number, line in enumerate(lines, 1):
@@ -208,9 +208,9 @@ def _read_samples(file: str) -> list[ArgumentSample]:
             found.append(_sample(data))
         else:
             message = f"{short_repr(data)} is neither a mapping (arguments by name) nor a list"
-            problems.append(dt.Problem(BAD_ARGUMENT, message, fixes=('{"rate": 0.1}',), place=place))
+            problems.append(dt.Problem(BAD_JOBS_ARGUMENT, message, fixes=('{"rate": 0.1}',), place=place))
     if not (found or problems):
-        problems.append(dt.Problem(BAD_ARGUMENT, "has no samples", fixes=('{"rate": 0.1}',), place=file))
+        problems.append(dt.Problem(BAD_JOBS_ARGUMENT, "has no samples", fixes=('{"rate": 0.1}',), place=file))
     if problems:
         raise dt.ConfigError(problems)
     return found

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dovetail.jobs.job import JobRecord
     from dovetail.jobs.store import Store
 
+BAD_JOBS_ARGUMENT = "DT642"
 NO_QUEUE = "DT643"
 NO_JOB = "DT644"
 EXAMPLE_URL = "sqlite:///jobs.db"

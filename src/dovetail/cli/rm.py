@@ -18,7 +18,7 @@ from dovetail.resources.sizes import format_size
 from dovetail.runtime.run_removal import RunFiles, find_run_files, remove_run_files
 from dovetail.text_format import align_table, format_count, format_duration
 
-CODE = "DT307"
+NOT_REMOVED = "DT307"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def rm(
     gone = [it for it in selected if it.files.run.id not in {run for run, _ in failures}]
     _report(gone, dry_run=dry_run, as_json=as_json)
     if failures:
-        raise dt.ConfigError([dt.Problem(CODE, f"run {run} was not removed: {why}") for run, why in failures])
+        raise dt.ConfigError([dt.Problem(NOT_REMOVED, f"run {run} was not removed: {why}") for run, why in failures])
 
 
 def _named_runs(names: tuple[str, ...], wall: float) -> list[Selected]:
@@ -109,7 +109,7 @@ def _named_runs(names: tuple[str, ...], wall: float) -> list[Selected]:
 
 def _running_problem(entry: dict[str, Any]) -> dt.Problem:
     message = f"run {entry['id']} is running: only a run that has ended can be removed"
-    return dt.Problem(CODE, message, fixes=(f"dovetail drain {entry['id']} --wait",))
+    return dt.Problem(NOT_REMOVED, message, fixes=(f"dovetail drain {entry['id']} --wait",))
 
 
 def _matching_runs(wanted: RunFilter, older_than: float | None, keep: int | None, wall: float) -> list[Selected]:
@@ -179,4 +179,4 @@ def _total_bytes(selected: list[Selected]) -> int:
 
 
 def _error(message: str, *fixes: str) -> dt.ConfigError:
-    return dt.ConfigError(dt.Problem(CODE, message, fixes=fixes))
+    return dt.ConfigError(dt.Problem(NOT_REMOVED, message, fixes=fixes))

@@ -15,6 +15,7 @@ from dovetail.cli.run_spec_loader import infeasible_error_for_file, load_run_spe
 from dovetail.cli.signals import StopSignals
 from dovetail.pipeline.option_renderer import OptionRenderer
 from dovetail.resources.sizes import parse_size
+from dovetail.runtime.arguments import SERVICE_ARGUMENT_CODE
 from dovetail.runtime.http_json import is_header_value, is_loopback
 from dovetail.runtime.run_spec import add_import_path, missing_code
 from dovetail.runtime.service import serve as start_service
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from dovetail.runtime.run_spec import RunSpec
     from dovetail.runtime.service import Service
 
-ARGUMENT_CODE = "DT375"
 CHECK_INTERVAL_S = 0.1
 CANCEL_TIMEOUT_S = 15.0
 
@@ -109,14 +109,14 @@ def _argument_errors(host: str, token: str, max_body: str) -> Iterator[dt.Proble
     if not token and not is_loopback(host):
         message = f"--host {host} lets other machines send requests, and there is no token"
         fixes = ("export DOVETAIL_TOKEN=$(openssl rand -hex 16)", "--host 127.0.0.1")
-        yield dt.Problem(ARGUMENT_CODE, message, fixes=fixes)
+        yield dt.Problem(SERVICE_ARGUMENT_CODE, message, fixes=fixes)
     if token and not is_header_value(token):
         message = "the token has spaces or characters that HTTP headers cannot carry"
-        yield dt.Problem(ARGUMENT_CODE, message, fixes=("use letters and digits",))
+        yield dt.Problem(SERVICE_ARGUMENT_CODE, message, fixes=("use letters and digits",))
     try:
         parse_size(max_body)
     except ValueError as error:
-        yield dt.Problem(ARGUMENT_CODE, f"--max-body {max_body}: {error}", fixes=("--max-body 10MB",))
+        yield dt.Problem(SERVICE_ARGUMENT_CODE, f"--max-body {max_body}: {error}", fixes=("--max-body 10MB",))
 
 
 def _check_servable(job: RunSpec) -> None:
@@ -124,7 +124,7 @@ def _check_servable(job: RunSpec) -> None:
     if recipe is not None:
         message = "is a recipe, and only pipelines can be served"
         fixes = (f"dovetail run {job.file.name}",)
-        raise dt.ConfigError(dt.Problem(ARGUMENT_CODE, message, fixes=fixes, place=str(job.file)))
+        raise dt.ConfigError(dt.Problem(SERVICE_ARGUMENT_CODE, message, fixes=fixes, place=str(job.file)))
     add_import_path(job.file.parent)
     problems = missing_code(job)
     if problems:

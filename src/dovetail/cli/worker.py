@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BAD_ARGUMENT = "DT645"
+BAD_ROUTE = "DT645"
 CHECK_S = 0.2
 CLEAR_LINE = "\r\x1b[K"
 FUNCTIONS_SHOWN = 8
@@ -245,10 +245,10 @@ def _lists_url(url: str, problems: list[dt.Problem]) -> str:
     """The Redis that has the lists of --ingest."""
     if not url.startswith(REDIS_SCHEMES):
         message = f"--ingest reads lists of Redis, and {shown_url(url)} is not Redis"
-        problems.append(dt.Problem(BAD_ARGUMENT, message, fixes=("--ingest-url redis://localhost:6379/0",)))
+        problems.append(dt.Problem(BAD_ROUTE, message, fixes=("--ingest-url redis://localhost:6379/0",)))
     elif find_spec("redis") is None:
         message = "--ingest needs the package redis, which is not installed"
-        problems.append(dt.Problem(BAD_ARGUMENT, message, fixes=("pip install 'dovetail-ml[redis]'",)))
+        problems.append(dt.Problem(BAD_ROUTE, message, fixes=("pip install 'dovetail-ml[redis]'",)))
     else:
         _collected(lambda: checked_scheme(url), problems)
     return url

@@ -41,7 +41,7 @@ class StartWorker:
     context: bytes = b""
     """Data for the objects of this worker alone, as `Worker.context`; engines do not open it."""
     rendezvous_seed: int = 0
-    """Of a gang: its port for the rendezvous follows from this number, if that port is free; 0: any free port. A
+    """Number from which the port for the rendezvous of a gang follows, if that port is free; 0: any free port. A
     restarted gang has the same."""
 
 

@@ -20,8 +20,8 @@ class CallOptions(NamedTuple):
     deadline_s: float | None = None
     """Seconds after which the call ends with DeadlineExceededError; None: without limit."""
     origin: tuple[int, int, int, int] | None = None
-    """Of a call between workers of different nodes, for the search for cycles: the calling worker, its rank, the number
-    that it gave the call, and how many callers wait for it."""
+    """Origin of a call between workers of different nodes, for the search for cycles: the calling worker, its rank, the
+    number that it gave the call, and how many callers wait for it."""
 
 
 DEFAULT_CALL = CallOptions()

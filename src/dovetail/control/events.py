@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 VERDICT_RETRY, VERDICT_SKIP, VERDICT_FATAL = "retry", "skip", "fatal"
 JOINED = -1
-"""In `BatchesDone.epoch_segments`: the results of this epoch cannot be separated from those of the one before it."""
+"""Value in `BatchesDone.epoch_segments`: the results of this epoch cannot be separated from those of the one before."""
 
 
 class LossCause(Enum):
@@ -148,7 +148,7 @@ class BatchesDone:
     failures: list[CallFailure] = field(default_factory=list)
     peak_bytes: int = 0
     stages: list[tuple[int, int, float]] | None = None
-    """Per fused stage: items in, items out, seconds."""
+    """Items in, items out and seconds of each fused stage."""
     cpu_s: float = 0.0
     """CPU time of the worker's processes since its previous message; 0: not measured."""
     epoch_segments: list[int] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 LOG_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
-"""Of `time.strftime`, in UTC; milliseconds and Z follow."""
+"""Format for `time.strftime`, in UTC; milliseconds and Z follow."""
 LOG_LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (?P<text>.*)", re.DOTALL)
 
 

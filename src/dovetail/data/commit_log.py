@@ -75,7 +75,7 @@ class CommitLogContents:
 
     header: dict[str, Any] = field(default_factory=dict)
     entries: dict[int, CommitEntry] = field(default_factory=dict)
-    """By number in the file."""
+    """Entries by number in the file."""
     lines: int = 0
     """Number of entries ever written."""
     finished: list[str] | None = None

@@ -226,7 +226,7 @@ class CommitSink:
         return found
 
     def _pieces(self, deliver: Deliver) -> dict[str, list[PartFileRange]]:
-        """By sink; several leaves may share one."""
+        """Pieces by sink; several leaves may share one."""
         found: dict[str, list[PartFileRange]] = {}
         for unit, segments in deliver.outputs.items():
             label = self._outputs.label_of.get(unit)

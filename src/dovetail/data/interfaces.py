@@ -130,7 +130,7 @@ class RunOutputs:
         files: dict[str, FileSinkInterface] | None = None,
         functions: dict[str, Callable[[list[Any]], object]] | None = None,
     ) -> None:
-        """By label: the leaf stage that it belongs to, or empty for a sink shared by all leaves."""
+        """Files and functions by label: the name of a leaf stage, or empty for a sink shared by all leaves."""
         self.files = files or {}
         self.functions = functions or {}
         self.label_of: dict[str, str] = {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.file_formats import FORMATS, LINE_FORMATS, format_from_suffix
+from dovetail.data.io_errors import INVALID_SETTING
 from dovetail.errors import Change, ConfigError, Problem, Subject, did_you_mean, nearest_word, short_repr
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from dovetail.data.readers.cursor import Cursor
     from dovetail.errors import Fix
 
-INVALID_SETTING = "DT340"
 NON_ASCII_CODECS = (
     "utf_7",
     "utf_16",

@@ -41,7 +41,7 @@ ENGINE_NAMES = ("local", "ray", "ray:auto")
 QUIET, NORMAL, VERBOSE = "quiet", "normal", "verbose"
 CLUSTER_SUFFIXES = (".yaml", ".yml", ".json")
 SQLITE_PREFIX = "sqlite:///"
-"""Of the URL of a queue in a file; a relative path follows."""
+"""Start of the URL of a queue in a file; a relative path follows."""
 ENGINE_TEXT = "local, ray, ray:auto or ray:HOST:PORT"
 
 

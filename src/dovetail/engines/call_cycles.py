@@ -73,7 +73,7 @@ def find_cycle(origin: WaitingSlot, slots_behind: Callable[[WaitingSlot], list[W
 def _shortest_path(
     start: tuple[int, int, int], behind: Mapping[tuple[int, int, int], list[tuple[int, int, int]]]
 ) -> list[tuple[int, int, int]] | None:
-    """From a slot back to itself."""
+    """Path of waiting calls from a slot back to itself; None: there is none."""
     paths = [[start]]
     seen = set()
     while paths:

@@ -26,7 +26,7 @@ class CallOwner(Protocol):
 
     completions: CompletionThread
 
-    def withdraw_call(self, call: CallFuture) -> bool:
+    def withdraw_call(self, call: WorkerCallFuture) -> bool:
         """Forget the call and cancel it in its worker. False: it was answered. Thread: any."""
         ...
 
@@ -38,7 +38,7 @@ class CallOwner(Protocol):
         """Close the descriptors of an answer for which no caller waits. Thread: any."""
         ...
 
-    def wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
+    def wait_for(self, call: WorkerCallFuture, timeout_s: float | None) -> None:
         """Read until the call is answered, if this thread may read; events are kept for the next `poll`. May return
         early."""
         ...
@@ -48,7 +48,7 @@ _OPEN_STATES = ("PENDING", "RUNNING")
 """States of `concurrent.futures` before the end."""
 
 
-class CallFuture(Future[Any]):
+class WorkerCallFuture(Future[Any]):
     """The result of a call. A thread that waits for it unpickles the answer, otherwise the completion thread does; that
     thread also runs the callbacks."""
 
@@ -139,12 +139,12 @@ class CompletionThread:
     """Completes futures that no thread waits for, in the order of their answers. Started by the first one."""
 
     def __init__(self) -> None:
-        self._futures: SimpleQueue[CallFuture | None] = SimpleQueue()
+        self._futures: SimpleQueue[WorkerCallFuture | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._is_closed = False
         self._lock = Lock()
 
-    def put(self, future: CallFuture) -> None:
+    def put(self, future: WorkerCallFuture) -> None:
         with self._lock:
             if not self._is_closed:
                 if self._thread is None:

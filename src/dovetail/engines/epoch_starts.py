@@ -29,7 +29,7 @@ class EpochStarts:
     def __init__(self, positions: Sequence[int]) -> None:
         self.positions = list(positions)
         self.joined = [False] * len(self.positions)
-        """Per position: a call with items of both sides returned results that cannot be separated."""
+        """For each position, whether a call with items of both sides returned results that cannot be separated."""
 
     def apply_call(self, changes: Sequence[CountChange], items: Sequence[Any], results: Sequence[Any]) -> None:
         """Move the positions from the input of a stage to its output, and look for items that changed sides."""

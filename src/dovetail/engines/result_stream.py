@@ -80,7 +80,7 @@ class ResultStream:
         self._run_rest = run_rest
         self.counts = StreamedCounts(stages)
         self.position = 0
-        """Of the stage whose call is running."""
+        """Position of the stage whose call is running."""
         self.is_used = False
         """Whether anything was stored, perhaps by a call that failed later."""
 

@@ -73,11 +73,11 @@ class Worker:
     memory_bytes: int = 0
     """Requested memory; 0: not specified."""
     index: int = 0
-    """Of an actor: the index of this instance of its role."""
+    """Index of this instance of an actor among those of its role."""
     incarnation: int = 1
-    """Of an actor: 1, and one more after every restart."""
+    """Number of starts of an actor: 1, and one more after every restart."""
     actors: Any = None
-    """Of an actor: handles of the roles of its system, by name."""
+    """Handles of the roles of the system of an actor, by name."""
     context: bytes = b""
     """See `StartWorker.context`."""
     label: str = ""

@@ -20,7 +20,7 @@ KEDA, HPA, NO_AUTOSCALER = "keda", "hpa", "none"
 AUTOSCALERS = (KEDA, HPA, NO_AUTOSCALER)
 EVERY_SECOND, ALWAYS = "everysec", "always"
 KILL_GRACE_S = 5
-"""From SIGTERM to SIGKILL of a job process: the default of `dovetail worker --kill-grace`."""
+"""Time from SIGTERM to SIGKILL of a job process: the default of `dovetail worker --kill-grace`."""
 STOP_MARGIN_S = 25
 """Time to record results and to leave the queue, after the drain."""
 AUTO = "auto"

@@ -19,7 +19,7 @@ from dovetail.jobs.run_submission import FILE_SUFFIXES, FOLDERS_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-REFUSED = "DT635"
+PATH_REFUSED = "DT635"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,20 @@ class AllowedFolders:
         message = f"{name} {path} is not in a folder whose files this worker runs"
         listed = ", ".join(self.places) or "none: it was started without --runs"
         folder = path.rpartition("/")[0] if "://" in path else str(Path(_folder_of_glob(path)).parent)
-        return Problem(REFUSED, message, (f"folders: {listed}",), (f"dovetail worker --runs {folder}",))
+        return Problem(PATH_REFUSED, message, (f"folders: {listed}",), (f"dovetail worker --runs {folder}",))
 
 
 def file_problems(allowed: AllowedFolders, file: str) -> Iterator[Problem]:
     """Why a pipeline, recipe or actors file may not run, or does not exist."""
     if not file.endswith(FILE_SUFFIXES):  # results of runs have other suffixes
         fixes = (f"name it {Path(file).stem}.yaml",)
-        yield Problem(REFUSED, f"{file} is not a .yaml file", fixes=fixes)
+        yield Problem(PATH_REFUSED, f"{file} is not a .yaml file", fixes=fixes)
         return
     problems = list(allowed.problems(file=file))
     yield from problems
     if not problems and not Path(file).is_file():
         fixes = ("keep it in a folder that all machines with workers reach",)
-        yield Problem(REFUSED, f"{file} does not exist on the machine of this worker", fixes=fixes)
+        yield Problem(PATH_REFUSED, f"{file} does not exist on the machine of this worker", fixes=fixes)
 
 
 def module_file(allowed: AllowedFolders, folder: str, reference: str) -> tuple[Path | None, list[Problem]]:
@@ -82,7 +82,7 @@ def module_file(allowed: AllowedFolders, folder: str, reference: str) -> tuple[P
             return (None if problems else found), problems
     message = f"udf {reference!r}: there is no such module in {folder}"
     fixes = ("submit it in the folder that has the module, which must be one that the worker runs",)
-    return None, [Problem(REFUSED, message, fixes=fixes)]
+    return None, [Problem(PATH_REFUSED, message, fixes=fixes)]
 
 
 def _folder_of_glob(path: str) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-REFUSED = "DT608"
+FUNCTION_REFUSED = "DT608"
 BAD_APPLICATION = "DT609"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -42,9 +42,9 @@ class Application:
     """The functions that a worker may run: those declared with `@dt.job` in its modules."""
 
     modules: tuple[str, ...] = ()
-    """As given: "pkg.module" or "path/script.py"."""
+    """Modules as given: "pkg.module" or "path/script.py"."""
     functions: Mapping[str, JobFunction] = field(default_factory=dict)
-    """By reference."""
+    """Functions of jobs by reference."""
     _aliases: Mapping[str, JobFunction] = field(default_factory=dict, repr=False)
     """Functions by file and name, for jobs that were submitted by running one of the modules as a script."""
 
@@ -93,7 +93,9 @@ class Application:
         message = f"this worker does not run {short_repr(reference)}"
         if place == RUN_MODULE:
             message = "this worker runs no pipelines, recipes, backfills or actor systems"
-            return Problem(REFUSED, message, evidence, ("dovetail worker --runs FOLDER, with the folder of the file",))
+            return Problem(
+                FUNCTION_REFUSED, message, evidence, ("dovetail worker --runs FOLDER, with the folder of the file",)
+            )
         if place in self.modules or same_place:
             message += f": {place} declares no job function {name!r}{did_you_mean(name, same_place)}"
             fixes = (f"submit {place}:{near}",) if near else (f"write @dt.job above def {name} in {place}",)
@@ -102,7 +104,7 @@ class Application:
             fixes = (f"add --app {place} to the worker, if the function may run there",)
             if not re.match(REFERENCE_PATTERN, reference):
                 fixes = ('submit "pkg.module:name"',)
-        return Problem(REFUSED, message, evidence, fixes)
+        return Problem(FUNCTION_REFUSED, message, evidence, fixes)
 
 
 def load_application(modules: Sequence[str] | str, *, runs: bool) -> Application:

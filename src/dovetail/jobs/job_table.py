@@ -79,7 +79,7 @@ class JobTable(Protocol):
     def put_queue_settings(self, queue: str, settings: QueueSettings) -> None: ...
 
     def reservations(self) -> Mapping[str, Reservation]:
-        """By queue."""
+        """Reservations by queue."""
 
     def put_reservation(self, reservation: Reservation) -> None: ...
 
@@ -113,7 +113,7 @@ class JobTable(Protocol):
         """Record the time at which a job was left to a better worker, and drop times before `before_ms`."""
 
     def schedules(self) -> list[Schedule]:
-        """By name."""
+        """All schedules, in the order of their names."""
 
     def put_schedule(self, schedule: Schedule) -> None: ...
 

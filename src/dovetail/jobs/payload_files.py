@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FILE_MISSING = "DT607"
-BAD_FOLDER = "DT601"
+BAD_QUEUE = "DT601"
 _OWNER = re.compile(r"[0-9a-z]{2,64}")
 _NAME = re.compile(r"([0-9a-z]{2})/([0-9a-z]*\1)/[0-9a-z][0-9a-z._-]{0,99}")
 
@@ -164,16 +164,18 @@ def _open_url(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError:
         message = f"files={url!r} needs the package fsspec, which is not installed"
-        raise ConfigError(Problem(BAD_FOLDER, message, fixes=("pip install 'dovetail-ml[files]'",))) from None
+        raise ConfigError(Problem(BAD_QUEUE, message, fixes=("pip install 'dovetail-ml[files]'",))) from None
     try:
         filesystem, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except (ImportError, ValueError) as error:  # they name the package or the protocol
         message = f"files={url!r} cannot be opened: {error}"
-        raise ConfigError(Problem(BAD_FOLDER, message, fixes=('files="s3://bucket/jobs"',))) from None
+        raise ConfigError(Problem(BAD_QUEUE, message, fixes=('files="s3://bucket/jobs"',))) from None
     return filesystem, str(root).rstrip("/")
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
+    """With fsync, because a job whose record is in the store cannot run without its file: the name must not appear
+    before the data is on disk."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb") as file:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     PathList = str | Sequence[str] | None
 
-BAD_CALL = "DT636"
+BAD_RUN_ARGUMENT = "DT636"
 RUN_FUNCTION = f"{RUN_MODULE}:run"
 BACKFILL_FUNCTION = f"{RUN_MODULE}:backfill"
 FOLDERS_VARIABLE = "DOVETAIL_RUN_FOLDERS"
@@ -74,16 +74,18 @@ def run_call(
 def run_call_problems(file: object, source: object, sink: object, limit: object, engine: object) -> Iterator[Problem]:
     """What is wrong with the arguments of a run, wherever its file is."""
     if not isinstance(file, str):
-        yield argument_problem(BAD_CALL, "file", file, "a path", "pipeline.yaml")
+        yield argument_problem(BAD_RUN_ARGUMENT, "file", file, "a path", "pipeline.yaml")
     if not (source is None or _is_path(source) or (isinstance(source, list) and source and all(map(_is_path, source)))):
-        yield argument_problem(BAD_CALL, "source", source, "a path or a list of paths", "data/*.jsonl")
+        yield argument_problem(BAD_RUN_ARGUMENT, "source", source, "a path or a list of paths", "data/*.jsonl")
     if sink is not None and not (_is_path(sink) and format_from_suffix(str(sink))):
         kind = "a path whose suffix is that of a data format"
-        yield argument_problem(BAD_CALL, "sink", sink, kind, "out.jsonl", "out.parquet")
+        yield argument_problem(BAD_RUN_ARGUMENT, "sink", sink, kind, "out.jsonl", "out.parquet")
     if limit is not None and not (is_int(limit) and int(str(limit)) >= 0):
-        yield argument_problem(BAD_CALL, "limit", limit, "a whole number", 1000)
+        yield argument_problem(BAD_RUN_ARGUMENT, "limit", limit, "a whole number", 1000)
     if engine is not None and engine not in RUN_ENGINES:
-        yield argument_problem(BAD_CALL, "engine", engine, f"one of {', '.join(RUN_ENGINES)}", "local", "ray:auto")
+        yield argument_problem(
+            BAD_RUN_ARGUMENT, "engine", engine, f"one of {', '.join(RUN_ENGINES)}", "local", "ray:auto"
+        )
 
 
 def backfill_call(table: str, column: str | Sequence[str], udf: str, **options: Any) -> dict[str, Any]:
@@ -106,25 +108,27 @@ def backfill_call_problems(
     table: object, columns: object, udf: object, folder: object, engine: object, options: object
 ) -> Iterator[Problem]:
     if not _is_path(table):
-        yield argument_problem(BAD_CALL, "table", table, "the path or URL of a Lance table", "clips.lance")
+        yield argument_problem(BAD_RUN_ARGUMENT, "table", table, "the path or URL of a Lance table", "clips.lance")
     if not (isinstance(columns, list | tuple) and columns and all(isinstance(name, str) and name for name in columns)):
-        yield argument_problem(BAD_CALL, "column", columns, "the name of a column, or several", "length")
+        yield argument_problem(BAD_RUN_ARGUMENT, "column", columns, "the name of a column, or several", "length")
     if not (isinstance(udf, str) and ":" in udf):
         kind = "the name of a function in a module of the current folder"
-        yield argument_problem(BAD_CALL, "udf", udf, kind, "functions:length")
+        yield argument_problem(BAD_RUN_ARGUMENT, "udf", udf, kind, "functions:length")
     if not isinstance(folder, str):
-        yield argument_problem(BAD_CALL, "folder", folder, "a path", "/data")
+        yield argument_problem(BAD_RUN_ARGUMENT, "folder", folder, "a path", "/data")
     if engine is not None and engine not in RUN_ENGINES:
-        yield argument_problem(BAD_CALL, "engine", engine, f"one of {', '.join(RUN_ENGINES)}", "local", "ray:auto")
+        yield argument_problem(
+            BAD_RUN_ARGUMENT, "engine", engine, f"one of {', '.join(RUN_ENGINES)}", "local", "ray:auto"
+        )
     for name, value in options.items() if isinstance(options, Mapping) else ():
         if name not in OPTION_TYPES:
             message = f"a backfill that is a job has no option {short_repr(name)}"
             evidence = (f"options: {', '.join(OPTION_TYPES)}",)
             fixes = (Change({str(name): UNSET}),)
-            yield Problem(BAD_CALL, message, evidence, fixes, subject=Subject("setting", str(name)))
+            yield Problem(BAD_RUN_ARGUMENT, message, evidence, fixes, subject=Subject("setting", str(name)))
         elif not isinstance(value, OPTION_TYPES[name]):
             kinds = " or ".join(kind.__name__ for kind in OPTION_TYPES[name])
-            yield argument_problem(BAD_CALL, name, value, f"of type {kinds}")
+            yield argument_problem(BAD_RUN_ARGUMENT, name, value, f"of type {kinds}")
 
 
 def resolved_folders(folders: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
@@ -149,12 +153,12 @@ def _file_problems(written: str, path: str) -> Iterator[Problem]:
     """A file that does not exist here may exist on the workers if its path is absolute."""
     if not path.endswith(FILE_SUFFIXES):
         fixes = (f"name it {Path(path).stem}.yaml",)
-        yield Problem(BAD_CALL, f"{written} is not a .yaml file", fixes=fixes)
+        yield Problem(BAD_RUN_ARGUMENT, f"{written} is not a .yaml file", fixes=fixes)
         return
     if not os.path.isfile(path):  # noqa: PTH113
         if not os.path.isabs(written):  # noqa: PTH117
             fixes = (f"dovetail jobs submit run /absolute/path/{Path(path).name}",)
-            yield Problem(BAD_CALL, f"there is no file {written} in this folder", fixes=fixes)
+            yield Problem(BAD_RUN_ARGUMENT, f"there is no file {written} in this folder", fixes=fixes)
         return
     try:
         data = read_document(path).data
@@ -163,7 +167,7 @@ def _file_problems(written: str, path: str) -> Iterator[Problem]:
         return
     if not isinstance(data, Mapping):
         fixes = ("dovetail init pipeline",)
-        yield Problem(BAD_CALL, "is not a pipeline, recipe or actors file", fixes=fixes, place=written)
+        yield Problem(BAD_RUN_ARGUMENT, "is not a pipeline, recipe or actors file", fixes=fixes, place=written)
 
 
 def _is_path(value: object) -> bool:

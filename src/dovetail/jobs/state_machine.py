@@ -156,7 +156,7 @@ def _member_completed(now_ms: int, record: JobRecord, gang: Gang, completion: Co
 
 
 def _with_members(gang: Gang, worker: str, **changes: Any) -> Gang:
-    """The record with these changes of all members of a worker."""
+    """The gang with these changes of all members of a worker."""
     members = (member._replace(**changes) if member.worker == worker else member for member in gang.members)
     return replace(gang, members=tuple(members))
 

@@ -143,7 +143,7 @@ class BatchRoom(NamedTuple):
 
     queue: str
     shape: Shape
-    """Of its jobs: their bucket."""
+    """Shape of its jobs; with the queue, it identifies their bucket."""
     jobs: int
     """Maximum number."""
     payload_bytes: int | None = None

@@ -44,6 +44,21 @@ MAX_NODES_WRITTEN = 64
 MAX_NODE_GPUS_WRITTEN = 64
 """Limit for all nodes of a cluster together."""
 ROUND_DIGITS = 3
+HEARTBEAT_S = 2.0
+FLUSH_S = 1.0
+CHECK_EVERY_STEPS = 256
+WORKERS_EVERY_VIEWS = 10
+MAX_WORKERS_WRITTEN = 200
+WORKER_SAMPLE_INTERVAL = 50
+"""With more than MAX_WORKERS_WRITTEN workers, one in this many has lines of its own."""
+MAX_VIEW_INTERVAL_S = 60.0
+"""Upper limit of the interval between two views of a real run; a simulated run has no such limit."""
+
+HOT_PATH_TYPES = frozenset({e.BatchesDone, e.BatchesReturned, e.ItemsArrived, c.RunBatches, c.Cancel, c.Pull})
+UNIT_FIELDS = tuple(item.name for item in fields(UnitView))
+WORKER_FIELDS = tuple(item.name for item in fields(WorkerView))
+RUN_FIELDS = tuple(item.name for item in fields(StreamView) if item.name not in ("now", "units", "use"))
+ENDED_STATES = frozenset(state.value for state in FINAL_RUN_STATES)
 
 
 class UsageWriter:
@@ -101,23 +116,6 @@ def _known_fields(use: Any) -> dict[str, Any]:
         for name, value in asdict(use).items()
         if value is not None
     }
-
-
-HEARTBEAT_S = 2.0
-FLUSH_S = 1.0
-CHECK_EVERY_STEPS = 256
-WORKERS_EVERY_VIEWS = 10
-MAX_WORKERS_WRITTEN = 200
-WORKER_SAMPLE_INTERVAL = 50
-"""Beyond WORKERS_SHOWN workers, one in this many has individual lines."""
-MAX_VIEW_INTERVAL_S = 60.0
-"""Minimum seconds between two views of a real run; a simulated run has no such limit."""
-
-HOT_PATH_TYPES = frozenset({e.BatchesDone, e.BatchesReturned, e.ItemsArrived, c.RunBatches, c.Cancel, c.Pull})
-UNIT_FIELDS = tuple(item.name for item in fields(UnitView))
-WORKER_FIELDS = tuple(item.name for item in fields(WorkerView))
-RUN_FIELDS = tuple(item.name for item in fields(StreamView) if item.name not in ("now", "units", "use"))
-ENDED_STATES = frozenset(state.value for state in FINAL_RUN_STATES)
 
 
 class Recorder:

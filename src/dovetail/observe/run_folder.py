@@ -314,7 +314,10 @@ def _error(
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Atomic write of a file of mode 0600: a reader never sees a partial file."""
+    """Atomic write of a file of mode 0600: a reader never sees a partial file.
+
+    Without fsync: a crash of the machine may lose the last write, as it may lose the last lines of the journal.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         with os.fdopen(open_private(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:

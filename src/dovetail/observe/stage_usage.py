@@ -57,7 +57,7 @@ class StageUsage:
     """Maximum of one worker."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     times: list[tuple[float, float, float, int | None]] = field(default_factory=list)
-    """Per time slice its end, its length, CPU seconds, and memory."""
+    """End, length, CPU seconds and memory of each time slice."""
 
     @property
     def cpu_s(self) -> float:

@@ -44,7 +44,7 @@ class NodeSummary:
 
 
 def summarize_nodes(history: RunHistory) -> tuple[NodeSummary, ...]:
-    """By name, every node that had a worker, was measured, joined or left."""
+    """Every node that had a worker, was measured, joined or left, in the order of their names."""
     lives, left = _peak_workers(history), _departure_reasons(history)
     names = {*lives, *left, *history.node_uses} - {""}
     return tuple(_summarize_node(history, name, lives.get(name, {}), left.get(name)) for name in sorted(names))
@@ -396,7 +396,7 @@ def _items_done(views: Sequence[ViewRecord]) -> list[float]:
 
 
 def _share_taken(views: Sequence[ViewRecord]) -> list[float]:
-    """By each view: the share of its input that the unit which is furthest behind has taken."""
+    """Share of its input that the unit furthest behind has taken, at each view."""
     totals = {name: number_field(unit, "taken_total") for name, unit in views[-1].units.items()} if views else {}
     totals = {name: total for name, total in totals.items() if total}
     if not totals:

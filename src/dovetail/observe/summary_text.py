@@ -68,7 +68,7 @@ class ShortSummary:
     seconds: float
     counts: str
     clock: str = ""
-    """Of which clock the seconds are, if it is not that of the wall."""
+    """Name of the clock of `seconds`, appended to them; empty: the wall clock."""
     outputs: tuple[str, ...] = ()
     """Where the results are, or what became of them."""
     rate: str = ""

@@ -52,7 +52,7 @@ class WorkerUse:
     read_bytes_total: int
     write_bytes_total: int
     gpu_bytes: int | None
-    """On all its cards; None: no card, or unknown."""
+    """GPU memory on all cards of the worker; None: no card, or unknown."""
     processes: int
 
 
@@ -254,7 +254,7 @@ class UsageSnapshot:
     gpus: tuple[CardUsage, ...] = ()
     """GPUs of this machine; those of other nodes are in `nodes`."""
     nodes: Mapping[str, NodeTelemetry] = field(default_factory=lambda: MappingProxyType({}))
-    """By node, for a run on a cluster; otherwise empty."""
+    """Telemetry by node, for a run on a cluster; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True)

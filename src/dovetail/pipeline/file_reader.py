@@ -92,7 +92,7 @@ class FileReader:
         return True
 
     def sorted_problems(self) -> tuple[Problem, ...]:
-        """By line and column. Values of the command line (`overrides.py`) have neither, and come first."""
+        """Order by line and column. Values of the command line (`overrides.py`) have neither, and come first."""
         return tuple(sorted(self.problems, key=self._line_and_column))
 
     def _line_and_column(self, problem: Problem) -> tuple[int, ...]:

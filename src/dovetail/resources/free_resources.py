@@ -74,7 +74,7 @@ class FreeCards:
         self.free = free
         self.idle_milli = sum(card.milli for card in free)
         self.most_milli = max((card.milli for card in free), default=0)
-        """Of one card."""
+        """Largest free share of one card."""
         self._after: dict[tuple[CardShare, ...], FreeCards | None] = {}
         self._before: dict[tuple[CardShare, ...], FreeCards | None] = {}
 

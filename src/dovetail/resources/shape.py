@@ -38,9 +38,9 @@ class Shape:
     cards: int = 0
     """Number of cards."""
     gpu_milli: int = 0
-    """Of each card; 0 for a FRACTIONAL_GPU that is sized by `gpu_memory_bytes` alone."""
+    """Share of each card; 0 for a FRACTIONAL_GPU that is sized by `gpu_memory_bytes` alone."""
     gpu_memory_bytes: int = 0
-    """Of each card; 0 if not requested. For whole and entire cards: the minimum that a card must have."""
+    """Memory of each card; 0 if not requested. For whole and entire cards: the minimum that a card must have."""
     nvdecs: int = 0
     nvencs: int = 0
     accelerators: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ def find_missing_code(label: str, reference: object, folder: Path, *, called: bo
 
 
 def missing_code_problems(stages: Iterable[Stage]) -> Iterator[Problem]:
-    """Of a pipeline in Python whose workers have the import path of this process."""
+    """Problems of a pipeline in Python whose workers have the import path of this process."""
     folder = Path(sys.path[0] if sys.path else ".").absolute()
     for stage in stages:
         missing = find_missing_code(f"stage {stage.name!r}", stage.run, folder)

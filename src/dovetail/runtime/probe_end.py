@@ -29,7 +29,7 @@ class MeasuredWork(Protocol):
 
     @property
     def standard_error(self) -> float | None:
-        """Of the seconds per item, as a share of them; None: fewer than MIN_PROBE_MESSAGES messages."""
+        """Standard error of the seconds per item, as a share of them; None: fewer than MIN_PROBE_MESSAGES messages."""
 
 
 def is_precise(works: Sequence[MeasuredWork | None], elapsed_s: float) -> bool:

@@ -114,7 +114,7 @@ class RaySite:
             run=needs.folder.name,
             nodes={node.name: node for node in cluster.nodes},
             ids=dict(admission.reservation.ids if admission.reservation is not None else self._discovery.latest.ids),
-            home=DriverContext(tuple(map(str, sys.path)), _current_folder(), variables),
+            driver_context=DriverContext(tuple(map(str, sys.path)), _current_folder(), variables),
             token=write_marker(needs.folder),
             memory_bytes=min(node.memory_bytes for node in cluster.nodes) // PAYLOAD_MEMORY_DIVISOR,
             pin_cpus=needs.pin_cpus,

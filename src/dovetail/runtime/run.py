@@ -154,6 +154,7 @@ def run(
             env_from=env_from,
             what=what,
             more=more,
+            counts=counts,
             **{name: value for name, value in own.items() if value is not None},
         )
     engine, cluster = configured_engine(engine, cluster)

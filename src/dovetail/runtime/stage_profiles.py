@@ -87,7 +87,7 @@ def source_sink_kinds(job: RunSpec) -> tuple[str, dict[str, str]]:
 
 
 def _source_kind(source: Any) -> str:
-    """By the name of the first file; unknown for a folder."""
+    """Kind of a source, by the name of its first file; unknown for a folder."""
     if source is None:
         return ""
     if isinstance(source, Mapping) and "run" in source:

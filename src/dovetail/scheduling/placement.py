@@ -71,7 +71,7 @@ class FragmentationScore:
     def __init__(self, workload: Workload, levels: int = SCORE_LEVELS, *, fullest_cards: bool = False) -> None:
         self.levels = levels
         self.fullest_cards = fullest_cards
-        """Of cards with the same score take the fullest; otherwise the first, as the published algorithm does."""
+        """Among cards with the same score take the fullest; otherwise the first, as the published algorithm does."""
         self.fragmentation = Fragmentation(workload)
         self._on_cards: dict[Shape, _ChoicesOnCards] = {}
 

@@ -54,7 +54,7 @@ class Epoch:
         self.closed = False
         """No more input will be added."""
         self.begun = [False] * units
-        """Per unit: a worker has got some of its items."""
+        """For each unit, whether a worker has got some of its items."""
         self.discarded = False
         """It restarts as another epoch: later results of this one are ignored."""
         self.mixed = False
@@ -66,9 +66,9 @@ class Epoch:
         self.read_bytes = 0
         """Bytes of its input, whether or not the input is kept."""
         self.pending = [0] * units
-        """Per unit of the wave: items that wait for it or are at its workers."""
+        """For each unit of the wave, items that wait for it or are at its workers."""
         self.complete = [False] * units
-        """Per unit: it has nothing of the epoch, and nothing more will arrive."""
+        """For each unit, whether it has nothing of the epoch and nothing more will arrive."""
         self.incomplete_units = units
         self.kept_input: list[tuple[str, SegmentSlice]] = []
         """Input, kept until the epoch is finished: (unit, or empty for source items; slice)."""

@@ -65,7 +65,7 @@ class ReservedCapacity:
         return not self._nodes or not self.excess(cluster, sum_seats(seats))
 
     def excess(self, cluster: Cluster, taken: Amounts) -> Amounts:
-        """By how much the reserved amounts and `taken` together exceed the capacity."""
+        """Amounts by which the reserved amounts and `taken` together exceed the capacity."""
         capacity = cluster_capacity(cluster)
         return subtract_amounts(
             add_amounts(min_amounts(self.amounts, capacity), min_amounts(taken, capacity)), capacity

@@ -360,7 +360,7 @@ class UnitState:
         self.changes_counts = self.spec.returns not in (None, 1.0)
         """Whether calls return more or fewer items than they get."""
         self.same_count_calls = 0
-        """Its calls return another number of items than they get, so the epochs of a batch are delivered together."""
+        """Calls so far that returned as many items as they got."""
         self.quarantine_worker: Worker | None = None
         """Gets no further messages, so that a suspect can run on it alone."""
         self.message_just_ended = False
@@ -381,7 +381,7 @@ class UnitState:
         self.busy_s = self.setup_s = 0.0
         self.workers_started = self.workers_stopped = self.workers_lost = 0
         self.stage_totals = [[0, 0, 0.0] for _ in self.spec.stages]
-        """Per fused stage: items in, items out, seconds."""
+        """Items in, items out and seconds of each fused stage."""
         self.max_node_memory_bytes = 0
         self.shape_before_growth: Shape | None = None
         """Shape before it grew, until it is known whether the growth helps."""

@@ -64,7 +64,7 @@ class UnitView:
     backlogged: bool
     finished: bool
     stages: tuple[tuple[str, int, int, float], ...] = ()
-    """Per stage (several if fused): name, items in, items out, seconds in its code. Empty in simulated runs."""
+    """Name, items in, items out and seconds in its code of each stage (several if fused). Empty in simulated runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class Worker:
         self.node = seats[0].node
         self.state = WorkerState.STARTING
         self.messages: dict[int, Message] = {}
-        """In the order sent."""
+        """Messages at the worker, in the order sent."""
         self.requested_at = now
         self.ready_at: float | None = None
         self.batches = 0

@@ -43,7 +43,7 @@ class BlockSplit:
 
 
 def is_ray_dataset(value: object) -> bool:
-    """By duck type: a package that is not imported cannot have created it."""
+    """Whether it is a Ray Dataset, by duck typing: Ray is not imported for this."""
     return type(value).__module__.startswith("ray.data.") and hasattr(value, "iter_internal_ref_bundles")
 
 

@@ -51,7 +51,8 @@ class PlacedPayload:
         """Number of the buffer in its pool; stays the same when the buffer is reused. Spilled payloads are never
         reused."""
         self.fd = fd
-        """In memory: owned by the pool, leave it open. Spilled: owned by the caller, which closes it after sending."""
+        """Descriptor. In memory: owned by the pool, leave it open. Spilled: owned by the caller, which closes it after
+        sending."""
         self.lengths = lengths
         """Lengths that `MappedPayload` needs besides the descriptor."""
         self.size = layout_bytes(lengths)
@@ -72,7 +73,7 @@ class BufferPool:
         self._closed: list[int] = []
         self._used: dict[int, _Buffer] = {}
         self._idle: dict[int, _Buffer] = {}
-        """By number, the longest idle first."""
+        """Idle buffers by number, the longest idle first."""
 
     @property
     def idle_bytes(self) -> int:

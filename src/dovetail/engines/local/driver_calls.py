@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.control.engine import WorkerLostError
-from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
+from dovetail.engines.call_future import CallDeadlines, CompletionThread, WorkerCallFuture, deadline_error
 from dovetail.engines.local.call_body import (
     CallBody,
     CallBuffers,
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from dovetail.engines.call_future import Body
     from dovetail.engines.local.buffer_pool import BufferPool
     from dovetail.engines.local.protocol import Chunk
-    from dovetail.engines.local.remote_calls import CallRouter
+    from dovetail.engines.local.worker_call_router import WorkerCallRouter
     from dovetail.engines.local.worker_state import RankProcess
 
 
-class PickledCallFuture(CallFuture):
+class PickledCallFuture(WorkerCallFuture):
     """Resolves to success and the pieces of the pickled result, in the thread that delivers it: for answers that are
     forwarded."""
 
@@ -51,11 +51,11 @@ class DriverCalls:
 
     def __init__(
         self,
-        router: CallRouter,
+        router: WorkerCallRouter,
         lock: Lock,
         flush: Callable[[RankProcess], None],
         wake: Callable[[], None],
-        wait_for: Callable[[CallFuture, float | None], None],
+        wait_for: Callable[[WorkerCallFuture, float | None], None],
         new_pool: Callable[[], BufferPool],
     ) -> None:
         """`lock`: of the engine. `flush` sends the queued frames of a process, `wake` wakes the polling thread."""
@@ -70,15 +70,15 @@ class DriverCalls:
         self._buffers = CallBuffers(new_pool())
         self._buffer_of: dict[int, int] = {}
         """Number of a call -> buffer of its arguments."""
-        self._open: dict[int, CallFuture] = {}
+        self._open: dict[int, WorkerCallFuture] = {}
         """Calls with a deadline, by number."""
         self._polling_until = 0.0
         """When the polling thread looks at deadlines again."""
 
     def call(
         self, options: CallOptions, worker: int, hosted: str, method: str, args: Any, named: dict[str, Any]
-    ) -> CallFuture:
-        call = CallFuture(self)
+    ) -> WorkerCallFuture:
+        call = WorkerCallFuture(self)
         data = pickle_if_small((args, named))
         body, buffer = self._buffers.pack((args, named)) if data is None else (CallBody(data), 0)
         self._send(options, worker, hosted, method, body, call, buffer)
@@ -103,7 +103,7 @@ class DriverCalls:
         hosted: str,
         method: str,
         body: CallBody,
-        call: CallFuture,
+        call: WorkerCallFuture,
         buffer: int = 0,
     ) -> None:
         deadline_s = options.deadline_s
@@ -129,7 +129,7 @@ class DriverCalls:
         if deadline and deadline < self._polling_until:
             self._wake()
 
-    def withdraw_call(self, call: CallFuture) -> bool:
+    def withdraw_call(self, call: WorkerCallFuture) -> bool:
         with self._lock:
             rank = self._router.withdraw(call)
             if rank is None:
@@ -138,14 +138,14 @@ class DriverCalls:
             self._flush(rank)
         return True
 
-    def forget(self, call: CallFuture, *, is_unused: bool = False) -> None:
+    def forget(self, call: WorkerCallFuture, *, is_unused: bool = False) -> None:
         """The call has ended. `is_unused`: no process has a view of its arguments. Hold the lock."""
         if self._buffer_of:
             self._release_buffer(call, is_unused)
         if call.deadline_s is not None and self._open.pop(call.number, None) is not None:
             self._deadlines.discard(call.number)
 
-    def _release_buffer(self, call: CallFuture, is_unused: bool) -> None:
+    def _release_buffer(self, call: WorkerCallFuture, is_unused: bool) -> None:
         buffer = self._buffer_of.pop(call.number, 0)
         if buffer:
             self._buffers.release(buffer, is_unused=is_unused)
@@ -162,7 +162,7 @@ class DriverCalls:
 
     def end_overdue(self) -> None:
         """End the calls whose deadline has passed."""
-        overdue: list[CallFuture] = []
+        overdue: list[WorkerCallFuture] = []
         with self._lock:
             for number in self._deadlines.take_due(time.monotonic()):
                 call = self._open.pop(number)

@@ -24,9 +24,9 @@ from dovetail.engines.local.forkserver_client import ForkServerClient
 from dovetail.engines.local.launcher import WorkerLauncher, find_free_port
 from dovetail.engines.local.payload_table import PayloadTable
 from dovetail.engines.local.protocol import close_descriptors
-from dovetail.engines.local.remote_calls import CallRouter, lost_error, origin_of
 from dovetail.engines.local.standard_descriptors import open_standard_descriptors
 from dovetail.engines.local.wakeup import Wakeup
+from dovetail.engines.local.worker_call_router import WorkerCallRouter, lost_error, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.events import Event
-    from dovetail.engines.call_future import CallFuture
+    from dovetail.engines.call_future import WorkerCallFuture
     from dovetail.engines.local.driver_calls import DriverCalls
     from dovetail.engines.local.forkserver_client import ProcessServer
     from dovetail.engines.local.memory_watch import MemoryWatch
@@ -73,27 +73,28 @@ class LocalEngine:
         *,
         memory_bytes: int | None = None,
         pin_cpus: bool = False,
-        home: DriverContext | None = None,
+        driver_context: DriverContext | None = None,
         memory_watch: MemoryWatch | None = None,
         start_server: Callable[[int, Mapping[str, str] | None], ProcessServer] = ForkServerClient,
     ) -> None:
         """Open an engine without workers.
 
-        `folder` is for logs and spilled payloads, `memory_bytes` limits the memory of payloads, `home` is the context
-        of a driver in another process. `memory_watch` chooses the worker to end before memory runs out (None: one that
-        exceeds its request). `start_server` is called when the first worker starts, with the descriptor of the
-        breadcrumbs and the environment of the server (None: that of this process).
+        `folder` is for logs and spilled payloads, `memory_bytes` limits the memory of payloads, `driver_context` is
+        given if the driver is another process. `memory_watch` chooses the worker to end before memory runs out (None:
+        one that exceeds its request). `start_server` is called when the first worker starts, with the descriptor of
+        the breadcrumbs and the environment of the server (None: that of this process).
         """
         driver_setup.raise_descriptor_limit()
         open_standard_descriptors()
         self._folder = folder or driver_setup.make_temporary_folder()
         self._breadcrumbs = BreadcrumbTable()
         self._launcher = WorkerLauncher(
-            folder, self._folder / "spool", cluster, self._breadcrumbs, pin_cpus=pin_cpus, driver=home
+            folder, self._folder / "spool", cluster, self._breadcrumbs, pin_cpus=pin_cpus, driver_context=driver_context
         )
-        there = payload_memory.total_memory_bytes() // payload_memory.PAYLOAD_MEMORY_DIVISOR
+        max_payload_bytes = payload_memory.total_memory_bytes() // payload_memory.PAYLOAD_MEMORY_DIVISOR
+        payload_bytes = min(memory_bytes or max_payload_bytes, max_payload_bytes)
         self._numbers = count(1)
-        self._payloads = PayloadTable(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
+        self._payloads = PayloadTable(self._folder / "spool", payload_bytes, self._numbers)
         # see data.interfaces.PayloadStore. Thread: any, but one `store` at a time
         self.store, self.store_split = self._payloads.store, self._payloads.store_split
         self.load, self.release_mappings = self._payloads.load, self._payloads.release_mappings
@@ -103,7 +104,7 @@ class LocalEngine:
         self._memory_watch = memory_watch
         self._memory_checked_at = 0.0
         self._workers: dict[int, LocalWorker] = {}
-        self._calls = CallRouter(self._workers, self._numbers, self._queue_frame)
+        self._calls = WorkerCallRouter(self._workers, self._numbers, self._queue_frame)
         self._driver_calls: DriverCalls | None = None
         """Calls of this process; None: it made none."""
         self._deferred: deque[tuple[RankProcess, Frame]] = deque()
@@ -179,7 +180,7 @@ class LocalEngine:
             self._return_buffers()
             self._flush()
 
-    def _wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
+    def _wait_for(self, call: WorkerCallFuture, timeout_s: float | None) -> None:
         """See `CallOwner.wait_for`."""
         if get_ident() != self._wakeup.polling_thread:
             self._read_in_caller(call, timeout_s)
@@ -191,7 +192,7 @@ class LocalEngine:
                 break
             self._wait_and_handle(left)
 
-    def _read_in_caller(self, call: CallFuture, timeout_s: float | None) -> None:
+    def _read_in_caller(self, call: WorkerCallFuture, timeout_s: float | None) -> None:
         """Read the socket of the called process for some time, in place of the polling thread: that saves a switch of
         threads, which takes longer than a short call."""
         rank = self._calls.process_of(call)
@@ -219,7 +220,7 @@ class LocalEngine:
             self._update_polling(rank)
         return True
 
-    def _read_answers(self, rank: RankProcess, call: CallFuture, until: float) -> None:
+    def _read_answers(self, rank: RankProcess, call: WorkerCallFuture, until: float) -> None:
         readable = select.poll()
         readable.register(rank.channel.fileno(), select.POLLIN)
         is_connected = True
@@ -546,10 +547,10 @@ class LocalEngine:
         """Read once. False: end of the stream. BlockingIOError: no data yet. Hold `reading`."""
         if self._deferred:
             self._handle_deferred()
-        frames, there = rank.channel.receive()
+        frames, is_connected = rank.channel.receive()
         for frame in frames:
             self._on_frame(rank, frame)
-        return there
+        return is_connected
 
     def _on_frame(self, rank: RankProcess, frame: Frame) -> None:
         head = frame.head

@@ -22,7 +22,7 @@ from os import close, dup2, setsid  # a forked process finds globals at once: an
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from dovetail.engines.local.protocol import Channel, encode_frame
-from dovetail.engines.local.supervisor import PR_SET_PDEATHSIG, child_pids, kill_children, prctl
+from dovetail.machine.linux_processes import PR_SET_PDEATHSIG, child_pids, kill_children, prctl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ class ForkServer:
         """Pid -> the number that the driver assigned."""
         self._pids: dict[int, int] = {}
         self._child_sock: socket.socket | None = None
-        """In a forked process: its socket, which stays open until it exits. Closing it would print a warning."""
+        """Socket of a forked process, which stays open until it exits. Closing it would print a warning."""
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._watched = watched
         self._own_fds = (self._channel.fileno(), self._wake_read, self._wake_write, *watched)

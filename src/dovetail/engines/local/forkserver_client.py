@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dovetail.engines.local.protocol import Channel
-from dovetail.engines.local.supervisor import open_pidfd
 from dovetail.errors import EngineError, Problem
+from dovetail.machine.linux_processes import open_pidfd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

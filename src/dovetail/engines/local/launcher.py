@@ -53,9 +53,9 @@ class WorkerLauncher:
         breadcrumbs: BreadcrumbTable,
         *,
         pin_cpus: bool,
-        driver: DriverContext | None = None,
+        driver_context: DriverContext | None = None,
     ) -> None:
-        """`driver`: context of the driver, if that is another process."""
+        """`driver_context`: given if the driver is another process."""
         self._log_folder = folder / "logs" if folder is not None else None
         self._spill = str(spool)
         self._breadcrumbs = breadcrumbs
@@ -69,8 +69,10 @@ class WorkerLauncher:
             node.name: dict(enumerate(card.uuid for card in node.gpus if card.uuid)) for node in nodes
         }
         """Node -> position of a card -> its CUDA name."""
-        self._driver = driver
-        self.inherited = None if driver is None else agent_environment(os.environ, _environment_at_start(), driver)
+        self._driver_context = driver_context
+        self.inherited = (
+            None if driver_context is None else agent_environment(os.environ, _environment_at_start(), driver_context)
+        )
         """Environment common to all workers; None: that of this process at the time of the start."""
 
     def start(
@@ -122,12 +124,12 @@ class WorkerLauncher:
     def _driver_paths(self) -> tuple[tuple[str, ...], str]:
         """Module search path and working folder of the driver, as far as they exist here."""
         own = tuple(map(str, sys.path))
-        if self._driver is None:
+        if self._driver_context is None:
             return own, _working_folder()
-        folder = Path(self._driver.folder)
-        there = self._driver.folder if self._driver.folder and folder.is_dir() else _working_folder()
+        folder = Path(self._driver_context.folder)
+        there = self._driver_context.folder if self._driver_context.folder and folder.is_dir() else _working_folder()
         # an empty entry is the working folder, and other entries may be relative to it
-        path = [entry for entry in self._driver.path if not entry or (folder / entry).exists()]
+        path = [entry for entry in self._driver_context.path if not entry or (folder / entry).exists()]
         return tuple(entry for entry in dict.fromkeys((*path, *own)) if not entry.endswith(RAY_PATH_SUFFIXES)), there
 
     def _launch_process(

@@ -40,7 +40,6 @@ from dovetail.engines.local.received_calls import ReceivedCalls
 from dovetail.engines.local.result_packer import OutgoingPayloads, PieceStore, ResultPacker, pack_keyed_items
 from dovetail.engines.local.running_slot import CURRENT_SLOT
 from dovetail.engines.result_stream import StoredPiece
-from dovetail.engines.stage_chain import MessageOutcome
 from dovetail.engines.unit_executor import is_awaitable
 
 if TYPE_CHECKING:

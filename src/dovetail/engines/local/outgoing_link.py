@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.control.engine import CallNotSentError
-from dovetail.engines.local.protocol import DONT_WAIT, Channel, close_descriptors
+from dovetail.engines.local.protocol import DONT_WAIT, Channel, LinkState, close_descriptors
 
 if TYPE_CHECKING:
     import socket
@@ -49,8 +49,7 @@ class OutgoingLink:
         """Held by the thread that receives answers."""
         self.is_read_by_caller = False
         """Whether a thread that waits for an answer receives them."""
-        self.state = ""
-        """Empty until the request is answered."""
+        self.state = LinkState.REQUESTED
         self.names: frozenset[str] = frozenset()
         """Objects that the worker hosts."""
         self.requested_at = time.monotonic()

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dovetail.engines.local.protocol import Chunk, Frame
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
 
-if TYPE_CHECKING:
     Sizes = tuple[int, ...]
 
 FreedBuffer = tuple[int, int, bool, int]
@@ -62,7 +61,7 @@ class FreedSink(Protocol):
 
 
 class InlineRef:
-    """In the driver's memory, still packed."""
+    """Payload in the driver's memory, still packed."""
 
     __slots__ = ("data", "sizes")
 
@@ -72,7 +71,7 @@ class InlineRef:
 
 
 class SharedRef:
-    """In shared memory that a process wrote. Reports its end, so that the writer can reuse it."""
+    """Payload in shared memory that a process wrote. Reports its end, so that the writer can reuse it."""
 
     __slots__ = ("_freed_sink", "buffer", "fd", "has_views", "owner", "size", "sizes")
 
@@ -92,7 +91,7 @@ class SharedRef:
 
 
 class SpilledRef:
-    """In an unnamed file."""
+    """Payload in an unnamed file."""
 
     __slots__ = ("_freed_sink", "fd", "sizes")
 
@@ -108,7 +107,7 @@ class SpilledRef:
 
 
 class SpoolRef:
-    """At an offset of a spool part file."""
+    """Payload at an offset of a spool part file."""
 
     __slots__ = ("offset", "path", "sizes")
 

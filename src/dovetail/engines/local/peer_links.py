@@ -24,11 +24,9 @@ from dovetail.engines.local.call_waits import WaitableCall
 from dovetail.engines.local.outgoing_link import OutgoingCall, OutgoingLink, receive_once
 from dovetail.engines.local.protocol import (
     DONT_WAIT,
-    LINK_OPEN,
-    LINK_REFUSED,
-    LINK_RELAYED,
     Channel,
     Frame,
+    LinkState,
     close_descriptors,
     encode_frame,
     send_frame,
@@ -150,7 +148,7 @@ class PeerLinks:
     def is_linked(self, worker: int, rank: int) -> bool:
         """Whether a thread that waits for an answer of this process can receive it itself."""
         link = self._links.get((worker, rank))
-        return link is not None and link.state == LINK_OPEN
+        return link is not None and link.state is LinkState.OPEN
 
     def call(
         self, worker: int, rank: int, hosted: str, method: str, args: tuple[Any, ...], named: dict[str, Any]
@@ -198,7 +196,9 @@ class PeerLinks:
         """Whether a link to a worker that was not on this machine is requested again. Only while no relayed call is
         unanswered, which a call over the new link could overtake."""
         return (
-            link.state == LINK_RELAYED and not link.unanswered and time.monotonic() >= link.requested_at + LINK_RETRY_S
+            link.state is LinkState.RELAYED
+            and not link.unanswered
+            and time.monotonic() >= link.requested_at + LINK_RETRY_S
         )
 
     def _request(self, worker: int, rank: int) -> OutgoingLink:
@@ -210,22 +210,22 @@ class PeerLinks:
 
     def _send(self, link: OutgoingLink, call: OutgoingCall) -> None:
         """Send a call, or let it wait. Hold the lock of the link."""
-        if link.state == LINK_RELAYED:
+        if link.state is LinkState.RELAYED:
             self._relay(link, call)
-        elif link.state == LINK_OPEN and call.head[0] == "call" and call.head[2] not in link.names:
+        elif link.state is LinkState.OPEN and call.head[0] == "call" and call.head[2] not in link.names:
             link.failed.append((call, LookupError(f"worker {link.worker} hosts no {call.head[2]!r}")))
-        elif link.state == LINK_REFUSED:
+        elif link.state is LinkState.REFUSED:
             link.failed.append((call, CallNotSentError(f"worker {link.worker} is gone")))
         else:
             link.waiting.append(call)
-            if link.state == LINK_OPEN and link.sending is None:
+            if link.state is LinkState.OPEN and link.sending is None:
                 self._flush(link)
 
     def _flush(self, link: OutgoingLink) -> None:
         """Hold the lock of the link."""
         is_sent = link.flush()
         if link.channel.is_broken:
-            link.state = LINK_REFUSED
+            link.state = LinkState.REFUSED
             self._forget(link)
             link.fail_unsent(f"worker {link.worker} is stopping")
         if link.is_full != (not is_sent):
@@ -243,14 +243,14 @@ class PeerLinks:
         """Receive answers in the thread that waits for one of them, which saves two changes of threads. False: that is
         not possible, or another thread does it already."""
         _, link = self._pending.get(call.number, (None, None))
-        if link is None or link.state != LINK_OPEN or not link.reading.acquire(blocking=False):
+        if link is None or link.state is not LinkState.OPEN or not link.reading.acquire(blocking=False):
             return False
         try:
             self._set_reader(link, by_caller=True)
             end = time.monotonic() + seconds
             readable = select.poll()
             readable.register(link.channel.fileno(), select.POLLIN)
-            while not call.done() and (left := end - time.monotonic()) > 0 and link.state == LINK_OPEN:
+            while not call.done() and (left := end - time.monotonic()) > 0 and link.state is LinkState.OPEN:
                 if readable.poll(left * 1000):
                     self._receive_answers(link)
         except (OSError, ValueError):  # it was closed meanwhile
@@ -318,7 +318,7 @@ class PeerLinks:
             case ("answer", number, fine):
                 self._on_answer(number, fine, frame)
             case ("linked", worker, rank, state, names):
-                self._on_linked(worker, rank, state, names, frame)
+                self._on_linked(worker, rank, LinkState(state), names, frame)
             case ("link", worker, rank):
                 self._add_incoming(frame.descriptors[0], (worker, rank))
             case ("call", number, "", *_):
@@ -336,21 +336,21 @@ class PeerLinks:
         self._send_to_driver("answer", number, True, False, body=[found.data], descriptors=found.descriptors)
         close_descriptors(found.descriptors)
 
-    def _on_linked(self, worker: int, rank: int, state: str, names: tuple[str, ...], frame: Frame) -> None:
+    def _on_linked(self, worker: int, rank: int, state: LinkState, names: tuple[str, ...], frame: Frame) -> None:
         link = self._links.get((worker, rank))
-        if link is None or link.state:
+        if link is None or link.state is not LinkState.REQUESTED:
             return  # its worker is gone
         with link.lock:
             link.state = state
             link.names = frozenset(names)
             calls = list(link.waiting)
             link.waiting.clear()
-            if state == LINK_OPEN:
+            if state is LinkState.OPEN:
                 self._by_fd[link.channel.fileno()] = link
                 self._epoll.register(link.channel.fileno(), select.EPOLLIN)
             else:
                 link.channel.close()
-            if state == LINK_REFUSED:
+            if state is LinkState.REFUSED:
                 self._forget(link)
                 link.failed += [(call, pickle.loads(frame.body)) for call in calls]  # noqa: S301 - from our driver
                 calls.clear()
@@ -433,7 +433,7 @@ class PeerLinks:
             fine, value = False, error
         if not fine and isinstance(value, WorkerLostError):
             _, link = self._pending.get(number, (None, None))
-            if link is not None and link.state == LINK_RELAYED:
+            if link is not None and link.state is LinkState.RELAYED:
                 self._forget(link)
         self._resolve(number, fine, value)
 
@@ -442,7 +442,7 @@ class PeerLinks:
         why = f"worker {link.worker} is gone"
         with link.lock:
             self._forget(link)
-            link.state = LINK_REFUSED
+            link.state = LinkState.REFUSED
             link.fail_unsent(why)
             self._unregister(link)
             link.channel.close()

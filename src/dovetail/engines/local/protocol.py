@@ -17,15 +17,13 @@ import time
 from array import array
 from collections import deque
 from contextlib import suppress
+from enum import Enum
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.engines.local.buffer_pool import MappedPayload
 from dovetail.engines.local.standard_descriptors import move_from_standard_descriptors
 from dovetail.errors import EngineError, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -234,9 +232,20 @@ it was written to its destination."""
 FLAG_SPILL, FLAG_NO_MEMFD, FLAG_SPOOL, FLAG_NO_OUTPUT = 1, 2, 4, 8
 """Flags of a message: shared memory is full; descriptors are scarce; spool the output for a later wave; another rank
 sends the output."""
-LINK_OPEN, LINK_RELAYED, LINK_REFUSED = "open", "relayed", "refused"
-"""Answers of the driver to a worker that wants to call another one over a socket of their own: it exists; calls are
-relayed, because the other worker is not on this machine; it is gone or stopping."""
+
+
+class LinkState(Enum):
+    """State of a socket over which a process calls another one. Frames have its value."""
+
+    REQUESTED = "requested"
+    """The driver, or the agent of the worker, has not answered yet; calls wait."""
+    OPEN = "open"
+    RELAYED = "relayed"
+    """The worker is not on this machine, or its agent did not accept the request: calls go another way."""
+    REFUSED = "refused"
+    """The called process is gone or stopping."""
+
+
 DRIVER_PROCESS = (-1, 0)
 """Worker and rank by which a process knows the calls that the driver of a Ray engine sends over a link."""
 BREADCRUMB_WORDS = 8

@@ -113,7 +113,7 @@ class ResultPacker:
 
     @property
     def max_memory_bytes(self) -> int:
-        """Of the large results of one message; what is beyond goes to files."""
+        """Memory limit for the large results of one message; what is beyond goes to files."""
         return self._spec.pool_bytes
 
     def take_closed(self) -> list[int]:

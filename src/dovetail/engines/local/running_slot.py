@@ -25,7 +25,7 @@ class RunningSlot:
         """How many callers wait for the call."""
         self.thread = get_ident()
         self.task: Task[Any] | None = None
-        """Of an async method."""
+        """Task of an async method."""
         self.waits_for: WaitableCall | None = None
 
 

@@ -162,7 +162,7 @@ class SlotTask:
 
     @property
     def number(self) -> int | None:
-        """Of a call."""
+        """Number of the call; None: the frame is no call."""
         return self.frame.head[1] if self.frame.head[0] == "call" else None
 
     def run(self) -> None:

@@ -38,14 +38,16 @@ RAY_SET_VARIABLES = ("PYTHONBREAKPOINT", "OMP_NUM_THREADS")
 """Variables that Ray sets after the start of its process, unless the user did."""
 
 
-def agent_environment(agent: Mapping[str, str], at_start: Mapping[str, str], home: DriverContext) -> dict[str, str]:
+def agent_environment(
+    agent: Mapping[str, str], at_start: Mapping[str, str], driver_context: DriverContext
+) -> dict[str, str]:
     """Environment common to all workers of an agent (a Ray process on another machine): that of its machine, overridden
     by the driver's variables. `at_start` is the agent's environment at its start."""
     found = {name: value for name, value in agent.items() if name not in RAY_PROCESS_VARIABLES}
     for name in RAY_SET_VARIABLES:
         if name not in at_start:
             found.pop(name, None)
-    return found | home.variables
+    return found | driver_context.variables
 
 
 def seat_environment(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Breadcrumb, CallFailure
     from dovetail.control.payload import SegmentSlice
     from dovetail.engines.local.protocol import Channel
-    from dovetail.engines.local.remote_calls import Waiter
+    from dovetail.engines.local.worker_call_router import Waiter
 
 
 class RankProcess:

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.worker_logs import LogPiece, ReceivedOffsets
 
 LARGE_BACKLOG_BYTES, MAX_ANSWER_BYTES = 1 << 20, 8 << 20
-"""From the first size on, answers are filled up to the second: sizes in between are the slowest for Ray."""
+"""Backlog from which answers are filled, and the size up to which: sizes in between are the slowest for Ray."""
 MIN_ANSWER_GAP_S = 0.005
 """Minimum time between two answers without urgent operations: each answer costs a call of Ray."""
 NOT_URGENT = ("done", "metrics", "transfer_ended", "log")
@@ -131,7 +131,7 @@ class AgentSession:
             self._folder,
             memory_bytes=setup.memory_bytes or None,
             pin_cpus=setup.pin_cpus,
-            home=worker_home(setup),
+            driver_context=_driver_context(setup),
             memory_watch=MemoryWatch(full=setup.memory_full),
         )
         self._engine.keep_spool = shared
@@ -460,17 +460,17 @@ class AgentSession:
             future.cancel()
 
 
-def worker_home(setup: AgentSetup) -> DriverContext:
+def _driver_context(setup: AgentSetup) -> DriverContext:
     """Paths and variables of the driver for workers; those of a runtime_env have precedence."""
-    home = setup.home
+    context = setup.driver_context
     if not setup.runtime_env:
-        return home
+        return context
     runtime_env: dict[str, Any] = json.loads(setup.runtime_env)
     own = [entry for entry in sys.path if entry]
-    others = [entry for entry in home.path if not _is_library_path(entry)]
-    folder = str(Path.cwd()) if "working_dir" in runtime_env else home.folder
-    variables = {**home.variables, **environment_variables(runtime_env)}
-    return home._replace(path=(*own, *others), folder=folder, variables=variables)
+    others = [entry for entry in context.path if not _is_library_path(entry)]
+    folder = str(Path.cwd()) if "working_dir" in runtime_env else context.folder
+    variables = {**context.variables, **environment_variables(runtime_env)}
+    return context._replace(path=(*own, *others), folder=folder, variables=variables)
 
 
 def _is_library_path(entry: str) -> bool:

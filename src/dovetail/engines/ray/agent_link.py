@@ -54,7 +54,7 @@ class AgentLink:
         self._session = setup.session
         self.is_reused = is_reused
         self.runtime_env = runtime_env
-        """As JSON; empty: none."""
+        """The runtime_env as JSON; empty: none."""
         self.handle = handle
         self.hello: AgentHello | None = None
         self.lost_reason = ""

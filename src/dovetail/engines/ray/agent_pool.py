@@ -190,7 +190,7 @@ class RayRunContext:
     nodes: dict[str, Node]
     ids: dict[str, str]
     """Node -> Ray's id; only nodes that are in the cluster now."""
-    home: DriverContext
+    driver_context: DriverContext
     token: str = ""
     """Content of a marker file in the run folder, by which agents check that they see the same folder."""
     memory_bytes: int = 0
@@ -248,7 +248,7 @@ class AgentPool:
             runtime_env,
             str(self.folder),
             context.token,
-            context.home,
+            context.driver_context,
             context.memory_bytes,
             context.pin_cpus,
             context.memory_full,

@@ -23,7 +23,7 @@ from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.local import driver_setup
 from dovetail.engines.local.call_body import CallBody
 from dovetail.engines.local.outgoing_link import OutgoingCall, OutgoingLink, receive_once
-from dovetail.engines.local.protocol import LINK_OPEN, LINK_REFUSED, LINK_RELAYED, close_descriptors, encode_frame
+from dovetail.engines.local.protocol import LinkState, close_descriptors, encode_frame
 from dovetail.engines.ray.call_socket import peer_user
 from dovetail.errors import EngineError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from threading import RLock
 
-    from dovetail.engines.call_future import Body, CallFuture
+    from dovetail.engines.call_future import Body, WorkerCallFuture
     from dovetail.engines.local.protocol import Frame
     from dovetail.engines.ray.agent_link import AgentLink
     from dovetail.engines.ray.remote_worker import RemoteWorker
@@ -75,13 +75,13 @@ class CallLinks:
     def find(self, worker: int, rank: int) -> OutgoingLink | None:
         """The link to a process; None: there is none. Without the lock."""
         link = self._links.get((worker, rank))
-        return link if link is not None and link.state != LINK_RELAYED else None
+        return link if link is not None and link.state is not LinkState.RELAYED else None
 
     def connect(self, worker: RemoteWorker, rank: int) -> OutgoingLink | None:
         """The link to a process, requested if possible; None: calls to it are calls of Ray."""
         known = self._links.get((worker.number, rank))
         if known is not None:
-            return known if known.state != LINK_RELAYED else None
+            return known if known.state is not LinkState.RELAYED else None
         if not worker.ready:
             return None
         agent = worker.agent_of(rank)
@@ -117,18 +117,18 @@ class CallLinks:
 
     def _send(self, link: OutgoingLink, call: OutgoingCall) -> None:
         """Hold the lock of the link."""
-        if link.state == LINK_REFUSED:
+        if link.state is LinkState.REFUSED:
             link.failed.append((call, CallNotSentError(f"worker {link.worker} is gone")))
             return
         link.waiting.append(call)
-        if link.state == LINK_OPEN and link.sending is None:
+        if link.state is LinkState.OPEN and link.sending is None:
             self._flush(link)
 
     def _flush(self, link: OutgoingLink) -> None:
         """Hold the lock of the link."""
         is_sent = link.flush()
         if link.channel.is_broken:
-            link.state = LINK_REFUSED
+            link.state = LinkState.REFUSED
             link.fail_unsent(f"worker {link.worker} is stopping")
         if link.is_full != (not is_sent):
             link.is_full = not is_sent
@@ -145,7 +145,7 @@ class CallLinks:
                     close_descriptors(call.body.descriptors)
                     return
             link.unanswered.discard(number)
-            if link.state == LINK_OPEN:
+            if link.state is LinkState.OPEN:
                 self._send(link, OutgoingCall(("cancel_call", number), CallBody(b"")))
 
     def has_unsent(self, worker: RemoteWorker) -> bool:
@@ -178,7 +178,7 @@ class CallLinks:
         with suppress(OSError):
             link.channel.sock.shutdown(socket.SHUT_RDWR)
         # before the agent's answer, the other thread may need the engine's lock
-        if link.reading.acquire(blocking=wait and bool(link.state)):
+        if link.reading.acquire(blocking=wait and link.state is not LinkState.REQUESTED):
             try:
                 while link.channel.fileno() >= 0:
                     self._read(link)
@@ -189,10 +189,10 @@ class CallLinks:
 
     # --- answers. Thread: any, without the engine's lock
 
-    def read_answer(self, link: OutgoingLink, call: CallFuture, timeout_s: float | None) -> bool:
+    def read_answer(self, link: OutgoingLink, call: WorkerCallFuture, timeout_s: float | None) -> bool:
         """Read the socket for some time in the thread that waits for an answer: that saves a switch of threads, which
         takes longer than a short call. False: that is not possible now, or another thread does it."""
-        if link.state != LINK_OPEN or not link.reading.acquire(blocking=False):
+        if link.state is not LinkState.OPEN or not link.reading.acquire(blocking=False):
             return False
         try:
             self._set_reader(link, by_caller=True)
@@ -242,8 +242,8 @@ class CallLinks:
 
     def _on_linked(self, link: OutgoingLink, frame: Frame) -> None:
         with link.lock:
-            link.state = frame.head[1]
-            if link.state == LINK_OPEN:
+            link.state = LinkState(frame.head[1])
+            if link.state is LinkState.OPEN:
                 self._flush(link)
             else:
                 error = pickle.loads(frame.body)  # noqa: S301 - from our agent
@@ -258,12 +258,12 @@ class CallLinks:
         if error is not None and self._links.get((link.worker, link.rank)) is link:
             del self._links[link.worker, link.rank]
             self._agents.pop(link, None)
-        if not link.state and not self._is_closing:
+        if link.state is LinkState.REQUESTED and not self._is_closing:
             with self._lock:
                 self._relay_calls(link)
         why = f"worker {link.worker} is gone"
         with link.lock:
-            link.state = link.state if link.state == LINK_RELAYED else LINK_REFUSED
+            link.state = link.state if link.state is LinkState.RELAYED else LinkState.REFUSED
             link.fail_unsent(why)
             if self._epoll is not None and link.channel.fileno() in self._by_fd:
                 self._epoll.unregister(link.channel.fileno())
@@ -278,7 +278,7 @@ class CallLinks:
     def _relay_calls(self, link: OutgoingLink) -> None:
         """The agent did not accept the request: all calls are calls of Ray."""
         with link.lock:
-            link.state = LINK_RELAYED
+            link.state = LinkState.RELAYED
             calls = list(link.waiting)
             link.waiting.clear()
         agent = self._agents.get(link)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import StopWorker
 from dovetail.control.engine import CallNotSentError, WorkerLostError
-from dovetail.engines.call_future import CallDeadlines, CallFuture, CompletionThread, deadline_error
+from dovetail.engines.call_future import CallDeadlines, CompletionThread, WorkerCallFuture, deadline_error
 from dovetail.engines.local.call_body import (
     CallBody,
     load_portable,
@@ -55,7 +55,7 @@ class DriverCalls:
         numbers: Iterator[int],
         lock: RLock,
         wake: Callable[[], None],
-        wait_for: Callable[[CallFuture, float | None], None],
+        wait_for: Callable[[WorkerCallFuture, float | None], None],
         on_sent: Callable[[], None],
     ) -> None:
         """`lock`: of the engine. `wake` wakes the polling thread. `on_sent` is called when calls that had to wait until
@@ -68,8 +68,8 @@ class DriverCalls:
         self.load, self.drop = _load_answer, close_descriptors
         self.completions = CompletionThread()
         self._deadlines = CallDeadlines()
-        self._open: dict[int, CallFuture] = {}
-        self._answers: deque[tuple[CallFuture, bool, Body]] = deque()
+        self._open: dict[int, WorkerCallFuture] = {}
+        self._answers: deque[tuple[WorkerCallFuture, bool, Body]] = deque()
         """Answers to deliver without the lock."""
         self._direct: dict[int, AgentLink] = {}
         """Agents of the calls whose answer is the result of a call of Ray. Thread: any."""
@@ -84,9 +84,9 @@ class DriverCalls:
 
     def call(
         self, options: CallOptions, worker: int, hosted: str, method: str, args: Any, named: dict[str, Any]
-    ) -> CallFuture:
+    ) -> WorkerCallFuture:
         """Do not hold the lock. Thread: any."""
-        call = CallFuture(self)
+        call = WorkerCallFuture(self)
         value = args, named
         packed = pack_portable(value) if self.links.find(worker, options.rank) is None else pack_value(value)
         deadline = 0.0 if options.deadline_s is None else time.monotonic() + options.deadline_s
@@ -196,22 +196,22 @@ class DriverCalls:
             self._answers.append((future, False, CallNotSentError(f"worker {link.worker} is gone")))
             self._wake()
 
-    def is_linked(self, call: CallFuture) -> bool:
+    def is_linked(self, call: WorkerCallFuture) -> bool:
         """Whether the call goes over a socket and is not answered. Without the lock."""
         return call.number in self._linked
 
-    def read_answer(self, call: CallFuture, timeout_s: float | None) -> bool:
+    def read_answer(self, call: WorkerCallFuture, timeout_s: float | None) -> bool:
         """Read the socket of the called worker for some time in this thread. False: that is not possible. Without the
         lock."""
         link = self._linked.get(call.number)
         return link is not None and self.links.read_answer(link, call, timeout_s)
 
-    def withdraw_call(self, call: CallFuture) -> bool:
+    def withdraw_call(self, call: WorkerCallFuture) -> bool:
         """Do not hold the lock. Thread: any."""
         with self._lock:
             return self._withdraw(call)
 
-    def _withdraw(self, call: CallFuture) -> bool:
+    def _withdraw(self, call: WorkerCallFuture) -> bool:
         if self._open.pop(call.number, None) is None:
             return False
         self._deadlines.discard(call.number)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.events import Event
-    from dovetail.engines.call_future import CallFuture
+    from dovetail.engines.call_future import WorkerCallFuture
     from dovetail.engines.ray.agent_link import AgentLink
     from dovetail.engines.ray.agent_pool import RayRunContext
     from dovetail.engines.ray.placement_groups import GroupReservation
@@ -158,7 +158,7 @@ class RayEngine:
             self._advance_and_flush()
         self.calls.deliver()
 
-    def _wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
+    def _wait_for(self, call: WorkerCallFuture, timeout_s: float | None) -> None:
         """See `CallOwner.wait_for`."""
         if get_ident() != self._polling_thread:
             self.calls.read_answer(call, timeout_s)

@@ -31,7 +31,7 @@ MIN_STORE_BYTES = 80 << 20
 SHM = Path("/dev/shm")  # noqa: S108 - where Ray keeps objects
 SHM_FRACTION = 0.9
 BUSY_MARKER = "WaitForDashboardAgentPorts"
-"""In the stack trace of a raylet whose helper processes did not start within 15 s."""
+"""Text in the stack trace of a raylet whose helper processes did not start within 15 s."""
 KILL_TIMEOUT_S = 5.0
 SERVER_NAMES = ("gcs_server", "raylet")
 LOG_NAMES = ("raylet.err", "gcs_server.err", "raylet.out", "gcs_server.out")

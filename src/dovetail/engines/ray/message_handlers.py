@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 MAX_FAILED_STARTS = 3
 NO_WORKER_MESSAGE = "Failed to startup worker after retrying"
-"""In Ray's error when the Python of a runtime_env does not start."""
+"""Text in Ray's error when the Python of a runtime_env does not start."""
 NODE_DIED_MESSAGE = "its node has died"
-"""In Ray's error when an actor died with its node."""
+"""Text in Ray's error when an actor died with its node."""
 CREATION_MESSAGE = "creation task"
-"""In Ray's error when the constructor of an actor failed."""
+"""Text in Ray's error when the constructor of an actor failed."""
 EXCEPTION_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception|Exit|Found)\b")
 
 
@@ -255,7 +255,7 @@ class MessageHandlers:
 
     def _with_hint(self, failure: CallFailure) -> CallFailure:
         context = self._engine.agents.context
-        found = missing_variable_hint(failure.error, failure.detail, context.environ, context.home.variables)
+        found = missing_variable_hint(failure.error, failure.detail, context.environ, context.driver_context.variables)
         if found:
             failure.error = f"{failure.error} ({found})"
         return failure
@@ -276,7 +276,9 @@ class MessageHandlers:
 
     def _on_lost(self, link: AgentLink, worker: int, cause: str, detail: str, breadcrumbs: Any, peak: int) -> None:
         context = self._engine.agents.context
-        found = missing_variable_hint(detail.partition("\n")[0], detail, context.environ, context.home.variables)
+        found = missing_variable_hint(
+            detail.partition("\n")[0], detail, context.environ, context.driver_context.variables
+        )
         if found:
             first, _, rest = detail.partition("\n")
             detail = f"{first} ({found})\n{rest}"

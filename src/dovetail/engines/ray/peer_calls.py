@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SENDER_THREADS = 2
 
 
-class PeerCall(NamedTuple):
+class ForeignCall(NamedTuple):
     """A call to a worker of another agent."""
 
     number: int
@@ -56,7 +56,7 @@ class PeerCalls:
         self._sending = ThreadPoolExecutor(SENDER_THREADS, "call")
         self._addresses: dict[tuple[int, int], PeerAddress] = {}
         """Worker of another agent and rank -> address of that agent."""
-        self._lookups: dict[tuple[int, int], list[PeerCall]] = {}
+        self._lookups: dict[tuple[int, int], list[ForeignCall]] = {}
         """Worker of an unknown agent and rank -> calls that wait for its address."""
         self._calls: dict[int, tuple[int, int, int]] = {}
         """Number of a call -> calling process, its number of the call, called worker."""
@@ -91,7 +91,7 @@ class PeerCalls:
         """Call a worker of another agent, for a worker of this one."""
         mine = next(self._numbers)
         self._calls[mine] = token, number, worker
-        call = PeerCall(mine, worker, hosted, method, options, pieces)
+        call = ForeignCall(mine, worker, hosted, method, options, pieces)
         key = worker, options.rank
         if key in self._addresses:
             self._send_call(self._addresses[key], call)
@@ -138,7 +138,7 @@ class PeerCalls:
         if token is not None:
             self._engine.answer_foreign_call(token, number, fine, pieces)
 
-    def _send_call(self, peer: PeerAddress, call: PeerCall) -> None:
+    def _send_call(self, peer: PeerAddress, call: ForeignCall) -> None:
         self._send(peer, "call", call.number, call.pieces, (call.worker, call.hosted, call.method, call.options))
 
     # --- messages between agents

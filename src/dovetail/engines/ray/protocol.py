@@ -72,7 +72,7 @@ class AgentSetup(NamedTuple):
     """The run folder of the driver; empty: none."""
     token: str
     """Content of a marker file in it, by which an agent checks that it sees the same folder."""
-    home: DriverContext
+    driver_context: DriverContext
     memory_bytes: int
     """Memory for payloads on the node; 0: a share of its memory."""
     pin_cpus: bool

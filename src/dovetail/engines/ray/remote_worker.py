@@ -24,7 +24,7 @@ class PendingCall(NamedTuple):
     hosted: str
     method: str
     pieces: list[bytes]
-    """Of its arguments."""
+    """Packed arguments, in pieces."""
     deadline: float
     """Time of the monotonic clock; 0: none."""
 
@@ -48,7 +48,7 @@ class RemoteWorker:
         self.number = command.worker
         self.command = command
         self.runtime_env = runtime_env
-        """As JSON; empty: none."""
+        """The runtime_env as JSON; empty: none."""
         self.names = tuple(hosted.name for hosted in command.hosted)
         self.nodes = tuple(dict.fromkeys(seat.node for seat in command.seats))
         self.ranks_by_agent: dict[AgentLink, tuple[int, ...]] = {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
 from dovetail.control.engine import DEFAULT_CALL, CallOptions, WorkerLostError
 from dovetail.control.events import LossCause, NodeJoined, NodeLeft, WorkerLost, WorkerReady, WorkerStopped
-from dovetail.engines.call_future import CallFuture, CompletionThread
+from dovetail.engines.call_future import CompletionThread, WorkerCallFuture
 from dovetail.engines.simulated.message_execution import MessageExecutor
 from dovetail.engines.simulated.worker_model import CallRequest, SimulatedUnit, SimulatedWorker
 from dovetail.engines.simulated.world import JoinNode, KillWorker, LoseNode, PostEvent, SlowDown
@@ -83,7 +83,7 @@ class SimulatedEngine:
         self._limit_s = limit_s
         self._queue = EventQueue()
         self._messages = MessageExecutor(world, self._queue, self._lose, self._stop_if_idle)
-        self._from_threads: deque[Event | CallRequest | CallFuture] = deque()
+        self._from_threads: deque[Event | CallRequest | WorkerCallFuture] = deque()
         """Events posted by other threads: appended there, taken in `poll` and `close`."""
         self._units: dict[str, SimulatedUnit] = {}
         self._workers: dict[int, SimulatedWorker] = {}
@@ -153,14 +153,14 @@ class SimulatedEngine:
         self, options: CallOptions, worker: int, hosted: str, method: str, /, *args: Any, **named: Any
     ) -> Future[Any]:
         """All ranks of a simulated gang are one object."""
-        call = CallFuture(self)
+        call = WorkerCallFuture(self)
         call.number, call.worker = next(self._numbers), worker
         self._from_threads.append(CallRequest(hosted, method, args, named, call, options.deadline_s))
         if self._closed:
             self._take_posted()
         return call
 
-    def withdraw_call(self, call: CallFuture) -> bool:
+    def withdraw_call(self, call: WorkerCallFuture) -> bool:
         self._from_threads.append(call)
         return False  # `poll` does it
 
@@ -170,7 +170,7 @@ class SimulatedEngine:
     def drop(self, descriptors: Sequence[int]) -> None:
         """Nothing: simulated results have no descriptors."""
 
-    def wait_for(self, call: CallFuture, timeout_s: float | None) -> None:
+    def wait_for(self, call: WorkerCallFuture, timeout_s: float | None) -> None:
         """See `CallOwner`. Seconds are those of the virtual clock."""
         if get_ident() != self._polling_thread:
             return
@@ -246,7 +246,7 @@ class SimulatedEngine:
                 item = self._from_threads.popleft()
             except IndexError:
                 break
-            if isinstance(item, CallFuture):
+            if isinstance(item, WorkerCallFuture):
                 if self._messages.withdraw(item):
                     item.set_running_or_notify_cancel()
             elif isinstance(item, CallRequest):

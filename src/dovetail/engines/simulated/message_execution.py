@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dovetail.control.payload import SegmentSlice
-    from dovetail.engines.call_future import CallFuture
+    from dovetail.engines.call_future import WorkerCallFuture
     from dovetail.engines.item_keys import CountChange
     from dovetail.engines.simulated.engine import EventQueue
     from dovetail.engines.simulated.worker_model import SimulatedObject, SimulatedWorker
@@ -176,7 +176,7 @@ class MessageExecutor:
             if asked.future.set_running_or_notify_cancel():
                 asked.future.set_exception(deadline_error(asked.deadline_s or 0.0))
 
-    def withdraw(self, call: CallFuture) -> bool:
+    def withdraw(self, call: WorkerCallFuture) -> bool:
         """Forget a call: it does not start, or its result is dropped. False: it was answered."""
         asked = self._calls.pop(call.number, None)
         if asked is None:

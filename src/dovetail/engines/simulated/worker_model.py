@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dovetail.control.commands import HostedObject, RunBatches, StartWorker
-    from dovetail.engines.call_future import CallFuture
+    from dovetail.engines.call_future import WorkerCallFuture
     from dovetail.engines.simulated.message_execution import TrackedMessage
     from dovetail.engines.simulated.world import Behaviour, Spread
 
@@ -177,7 +177,7 @@ class CallRequest:
         method: str,
         arguments: tuple[Any, ...],
         named: dict[str, Any],
-        future: CallFuture,
+        future: WorkerCallFuture,
         deadline_s: float | None = None,
     ) -> None:
         self.hosted = hosted

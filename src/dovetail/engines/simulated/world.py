@@ -119,9 +119,9 @@ class Behaviour:
     peak_bytes: int = 0
     """Host memory that a worker reports."""
     poison: frozenset[Key] = frozenset()
-    """In a tracked run: items that raise and leave their worker raising for every later item."""
+    """Items that raise, in a tracked run, and leave their worker raising for every later item."""
     item: Callable[[Key, int], ItemOutcome] | None = None
-    """In a tracked run: the outcome of an item at this attempt of the unit, counted from 1."""
+    """Outcome of an item, in a tracked run, at this attempt of the unit, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class World:
     """Overhead of every message and every call."""
     script: tuple[ScriptedEvent, ...] = ()
     node_losses_per_hour: float = 0.0
-    """Of one node."""
+    """Expected losses of one node per hour."""
     breadcrumb_share: float = 1.0
     """Share of deaths that leave a breadcrumb; a bool is accepted."""
     inexact_share: float = 0.0

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from dovetail.resources.cluster import Node
     from dovetail.resources.shape import Shape
 
-BAD_SIMULATION = "DT650"
+BAD_JOB_SIMULATION = "DT650"
 NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_-]{0,31}$"
 NAME_TEXT = "a name of at most 32 letters, digits, _ and -"
 WORKERS_LIMIT = 10_000
@@ -225,7 +225,7 @@ class JobClass:
 
     @property
     def jobs_per_s(self) -> float | None:
-        """Of random or regular arrivals; None: neither."""
+        """Rate of random or regular arrivals; None: neither."""
         if self.rate is not None:
             return parse_rate(self.rate)
         return None if self.every is None else 1 / parse_duration(self.every)
@@ -475,4 +475,4 @@ def _death_problems(scenario: JobScenario) -> Iterator[Located]:
 
 
 def _problem(message: str, fixes: tuple[str, ...], evidence: tuple[str, ...] = ()) -> Problem:
-    return Problem(BAD_SIMULATION, message, evidence, fixes)
+    return Problem(BAD_JOB_SIMULATION, message, evidence, fixes)

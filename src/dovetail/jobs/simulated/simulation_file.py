@@ -19,7 +19,7 @@ from dovetail.documents.document import Document
 from dovetail.documents.parser import read_document
 from dovetail.errors import ConfigError, Problem, short_repr
 from dovetail.jobs.simulated.simulation_fields import (
-    BAD_SIMULATION,
+    BAD_JOB_SIMULATION,
     EXAMPLE_FILE,
     JOBS_LIMIT,
     SCENARIO,
@@ -123,7 +123,7 @@ class _SimulationFileReader(FileReader):
             if one.time is None and one.times is None and any(time is None for _, time in arrivals):
                 message = f"{one.arrivals} does not say how long all jobs {name} take"
                 fixes = ("time: 20s", "write lines such as 12.5,20.0")
-                self.add(("jobs", name, "arrivals"), Problem(BAD_SIMULATION, message, fixes=fixes))
+                self.add(("jobs", name, "arrivals"), Problem(BAD_JOB_SIMULATION, message, fixes=fixes))
         elif one.arrivals is not None:
             arrivals = [(time_s(value), None) for value in one.arrivals]
         if isinstance(one.times, str):
@@ -140,7 +140,7 @@ class _SimulationFileReader(FileReader):
             reason = getattr(error, "strerror", None) or str(error)
             message = f"{file} cannot be read: {reason}"
             fixes = ("write the path relative to the folder of this file",)
-            self.add(path, Problem(BAD_SIMULATION, message, fixes=fixes))
+            self.add(path, Problem(BAD_JOB_SIMULATION, message, fixes=fixes))
             return []
         rows, wrong = [], []
         for number, line in enumerate(lines, 1):
@@ -172,10 +172,12 @@ def _rows_problem(file: str, rows: int, wrong: list[str], columns: int) -> Probl
     example = "12.5,20.0" if columns == 2 else "20.0"
     if wrong:
         message = f"{file} has {len(wrong)} lines that are not numbers of seconds"
-        return Problem(BAD_SIMULATION, message, tuple(wrong[:WRONG_LINES_SHOWN]), (f"write lines such as {example}",))
+        return Problem(
+            BAD_JOB_SIMULATION, message, tuple(wrong[:WRONG_LINES_SHOWN]), (f"write lines such as {example}",)
+        )
     if not rows:
-        return Problem(BAD_SIMULATION, f"{file} has no numbers", fixes=(f"write lines such as {example}",))
+        return Problem(BAD_JOB_SIMULATION, f"{file} has no numbers", fixes=(f"write lines such as {example}",))
     if rows > JOBS_LIMIT:
         message = f"{file} has {rows:,} lines; a simulation has at most {JOBS_LIMIT:,} jobs"
-        return Problem(BAD_SIMULATION, message, fixes=(f"head -n {JOBS_LIMIT} {file} > short.csv",))
+        return Problem(BAD_JOB_SIMULATION, message, fixes=(f"head -n {JOBS_LIMIT} {file} > short.csv",))
     return None

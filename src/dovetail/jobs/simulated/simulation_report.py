@@ -39,7 +39,7 @@ class SimulatedJob:
 
     def __init__(self, name: str, arrived_ms: int, time_ms: int) -> None:
         self.name = name
-        """Of its class."""
+        """Name of the class of the job."""
         self.arrived_ms = arrived_ms
         self.time_ms = time_ms
         self.started_ms: int | None = None
@@ -72,7 +72,7 @@ class Usage:
         self.attempts = 0
         self.cpu = self.gpu = self.memory = self.used_slots = 0
         self.alive_ms = 0
-        """Of the workers."""
+        """Time that the workers were alive, added up."""
 
     def count(self, seat: Seat | None, took_ms: int, attempts: int = 1) -> None:
         """Add an attempt, or the attempts that share a call."""
@@ -171,7 +171,7 @@ class KindFigures:
     memory: float | None
     gpus: float | None
     slots: float | None
-    """With `auto`: of the slots for jobs that declare no resources."""
+    """Used share of the slots; with `auto`, of those for jobs that declare no resources."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ALL = ""
-"""In place of the name of a queue."""
+"""Stands for all queues in place of the name of one."""
 
 
 def unix_clock() -> Callable[[], int]:
@@ -64,7 +64,7 @@ class MemoryStore:
         self._news_of_queues: Counter[str] = Counter()
         """How often workers of a queue were woken; under ALL those of all queues."""
         self._news_seen: dict[str, int] = {}
-        """Of that, what a worker has seen: a wake-up of thousands of workers is one addition."""
+        """Wake-ups that each worker has seen: thus waking thousands of workers is one addition."""
         self._woken: set[str] = set()
         """Workers that were woken by their names."""
         self._closed = False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 APPLICATION_ID = 0x646A6F62
-"""In the header of the file: "djob"."""
+"""Application id in the header of the file: "djob"."""
 STATES = (
     JobState.SCHEDULED,
     JobState.BLOCKED,

@@ -14,7 +14,7 @@ from dovetail.errors import ConfigError, Problem, did_you_mean, nearest_word, sh
 if TYPE_CHECKING:
     from dovetail.jobs.store import Store
 
-BAD_URL = "DT601"
+BAD_QUEUE = "DT601"
 URL_LIMIT_CHARS = 2_000
 SCHEMES = ("memory", "sqlite", "redis", "rediss", "unix")
 EXAMPLES = ("sqlite:///jobs.db", "redis://localhost:6379/0", "memory:")
@@ -37,7 +37,7 @@ def open_store(url: str) -> Store:
     if find_spec("redis") is None:
         message = f"{shown_url(url)} needs the package redis, which is not installed"
         raise ConfigError(
-            Problem(BAD_URL, message, fixes=("pip install 'dovetail-ml[redis]'", 'dt.Queue("sqlite:///jobs.db")'))
+            Problem(BAD_QUEUE, message, fixes=("pip install 'dovetail-ml[redis]'", 'dt.Queue("sqlite:///jobs.db")'))
         )
     from dovetail.jobs.stores.redis_store import RedisStore
 
@@ -109,7 +109,7 @@ def _check_redis(text: str, scheme: str, rest: str) -> None:
     if not port and re.search(r"^//[^/?#@[]*:[^/?#@]*[/?#].*@", rest):
         message = f"{shown_url(text)}: the password has one of the characters / ? #, which are escaped in a URL"
         fixes = ("python3 -c \"import getpass, urllib.parse; print(urllib.parse.quote(getpass.getpass(), safe=''))\"",)
-        raise ConfigError(Problem(BAD_URL, message, ("%2F is /, %3F is ?, %23 is #, %40 is @",), fixes))
+        raise ConfigError(Problem(BAD_QUEUE, message, ("%2F is /, %3F is ?, %23 is #, %40 is @",), fixes))
     if not rest.startswith("//") or not parts.hostname:
         raise _problem(f"{shown_url(text)} has no host", f"{scheme}://localhost:6379/0")
     if port == 0:
@@ -135,4 +135,4 @@ def _quotable(url: str) -> str:
 
 
 def _problem(message: str, *urls: str) -> ConfigError:
-    return ConfigError(Problem(BAD_URL, message, fixes=tuple(f'dt.Queue("{url}")' for url in urls or EXAMPLES)))
+    return ConfigError(Problem(BAD_QUEUE, message, fixes=tuple(f'dt.Queue("{url}")' for url in urls or EXAMPLES)))

@@ -64,7 +64,7 @@ class JobBatch:
         self.declared = declared
         self.queue = queue
         self.shape = shape
-        """Of its jobs: their bucket."""
+        """Shape of its jobs; with the queue, it identifies their bucket."""
         self.isolation = isolation
         self.seat = seat
         self.items: list[RunningAttempt] = []
@@ -180,7 +180,7 @@ class JobBatches:
         self._wake = wake
         self._open: list[JobBatch] = []
         self._lock = threading.Lock()
-        """Of the calls of batches, and of the reasons why their jobs are to end."""
+        """Protects the calls of batches, and the reasons why their jobs are to end."""
 
     @property
     def rooms(self) -> tuple[BatchRoom, ...]:

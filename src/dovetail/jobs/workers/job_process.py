@@ -19,7 +19,6 @@ from os import WNOHANG
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from dovetail.engines.local.protocol import DONT_WAIT, Channel, encode_frame, send_frame
-from dovetail.engines.local.supervisor import become_subreaper, load_libc
 from dovetail.engines.local.timestamped_output import TimestampedOutput
 from dovetail.engines.local.worker_environment import THREAD_VARIABLES
 from dovetail.errors import DovetailError
@@ -30,6 +29,7 @@ from dovetail.jobs.payload_codec import NO_CALL, PayloadCodec
 from dovetail.jobs.workers.current_job import CurrentJob
 from dovetail.jobs.workers.job_call import JobStopped, call_job
 from dovetail.jobs.workers.job_ending import Ending, refusal_ending
+from dovetail.machine.linux_processes import become_subreaper, load_libc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from dovetail.control.events import LossCause
 from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from dovetail.jobs.workers.worker_capacity import WorkerCapacity
     from dovetail.resources.seat import Seat
 
+RequestKind = Literal["start", "stop", "send", "close"]
+"""Requests of other threads to the one that does everything."""
+TimerKind = Literal["timeout", "terminate", "kill"]
 PROGRAM = "dovetail.jobs.workers.job_process"
 CHECK_INTERVAL_S, IDLE_CHECK_INTERVAL_S = 0.25, 10.0
 """Interval of the checks of memory and of the size of logs while jobs run, and of those of idle warm processes."""
@@ -122,7 +125,7 @@ class Server:
 class _ProcessHost:
     """The port of the ledger to the models of a warm process."""
 
-    def __init__(self, process: JobProcess, post: Callable[[str, Any], None]) -> None:
+    def __init__(self, process: JobProcess, post: Callable[[RequestKind, Any], None]) -> None:
         self._process = process
         self._post = post
 
@@ -170,7 +173,7 @@ class ProcessRunner:
         self._recycle_jobs = recycle_jobs
         self._recycle_bytes = recycle_bytes
         self._on_start_failed = on_start_failed
-        self._requests: deque[tuple[str, Any]] = deque()
+        self._requests: deque[tuple[RequestKind, Any]] = deque()
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._is_releasing = False
@@ -178,13 +181,13 @@ class ProcessRunner:
         self._epoll = select.epoll()
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self._servers: dict[int, Server] = {}
-        """By the descriptor of their channel; those before the newest one start no more processes."""
+        """Fork servers by the descriptor of their channel; those before the newest one start no more processes."""
         self._server: Server | None = None
         self._by_fd: dict[int, JobProcess] = {}
         self._by_key: dict[AttemptKey, JobProcess] = {}
         self._numbers = 0
-        self._timers: list[tuple[float, int, int, str]] = []
-        """(Time, number of the process, number of its run, what)."""
+        self._timers: list[tuple[float, int, int, TimerKind]] = []
+        """(Time, number of the process, number of its run, kind)."""
         self._warm = WarmPool(models.keys_of, codec)
         self._processes: dict[int, JobProcess] = {}
         self._next_check = 0.0
@@ -215,12 +218,12 @@ class ProcessRunner:
         if self._thread is not None:
             self._thread.join(CLOSE_TIMEOUT_S)
 
-    def _post(self, kind: str, value: Any) -> None:
+    def _post(self, kind: RequestKind, value: Any) -> None:
         self._requests.append((kind, value))
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
+        with contextlib.suppress(OSError):  # full of wake-ups
             os.write(self._wake_write, b"\0")
 
     # --- the thread
@@ -244,10 +247,10 @@ class ProcessRunner:
             self._on_request(*self._requests.popleft())
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            _, number, run, what = heapq.heappop(self._timers)
+            _, number, run, kind = heapq.heappop(self._timers)
             process = self._processes.get(number)
             if process is not None and process.runs == run and (process.is_ending or not process.is_idle):
-                self._on_timer(process, what)
+                self._on_timer(process, kind)
         if self._processes and now >= self._next_check:
             is_busy = any(not process.is_idle for process in self._processes.values())
             self._next_check = now + (CHECK_INTERVAL_S if is_busy else IDLE_CHECK_INTERVAL_S)
@@ -273,7 +276,7 @@ class ProcessRunner:
             times.append(self._next_check)
         return max(0.0, min(times) - now) if times else -1
 
-    def _on_request(self, kind: str, value: Any) -> None:
+    def _on_request(self, kind: RequestKind, value: Any) -> None:
         match kind:
             case "start":
                 for attempt in value:
@@ -284,6 +287,8 @@ class ProcessRunner:
                 self._send(*value)
             case "close":
                 self._closing = True
+            case _:
+                assert_never(kind)
 
     # --- start
 
@@ -467,7 +472,7 @@ class ProcessRunner:
         while process.is_open:
             try:
                 frames, is_connected = process.channel.receive(DONT_WAIT)
-            except (BlockingIOError, OSError):
+            except OSError:  # no data yet, or the connection is broken
                 return
             for frame in frames:
                 match frame.head[0]:
@@ -484,6 +489,8 @@ class ProcessRunner:
                         self._on_next(process, frame.head[1])
                     case "model":
                         self._on_model_frame(process, frame.head[1], frame.head[2:])
+                    case kind:
+                        raise AssertionError(f"a job process sent a frame of kind {kind!r}")
             if not is_connected:
                 self._close_socket(process)
 
@@ -514,6 +521,8 @@ class ProcessRunner:
                 models.on_evicted(host, key)
             case "kept", (key,):
                 models.on_kept(host, key)
+            case _:
+                raise AssertionError(f"a job process sent a frame of models: {what!r} {details!r}")
 
     def _answer(self, process: JobProcess, number: int) -> Callable[[str], None]:
         return lambda reason: self._post("send", (process, ("granted", number, reason)))
@@ -630,11 +639,11 @@ class ProcessRunner:
         else:
             self._terminate(process, grace_s)
 
-    def _set_timer(self, delay_s: float, process: JobProcess, what: str) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, process.number, process.runs, what))
+    def _set_timer(self, delay_s: float, process: JobProcess, kind: TimerKind) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, process.number, process.runs, kind))
 
-    def _on_timer(self, process: JobProcess, what: str) -> None:
-        match what:
+    def _on_timer(self, process: JobProcess, kind: TimerKind) -> None:
+        match kind:
             case "timeout":
                 if process.ending is None and process.attempt.try_stop(StopReason.TIMEOUT):
                     self._terminate(process)
@@ -642,6 +651,8 @@ class ProcessRunner:
                 self._terminate(process)
             case "kill":
                 process.server.client.kill(process.number)
+            case _:
+                assert_never(kind)
 
     def _terminate(self, process: JobProcess, grace_s: float | None = None) -> None:
         """SIGTERM to the process group now, SIGKILL after the grace; None: that of the worker."""

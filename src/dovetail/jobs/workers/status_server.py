@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dovetail.jobs.store import QueueStats, Store, WorkerInfo
     from dovetail.jobs.work_signal import WorkReader
 
-REQUEST_CODE = "DT640"
+STATUS_REQUEST_CODE = "DT640"
 ADDRESS_CODE = "DT641"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 PORTS_TRIED = 100
@@ -185,7 +185,7 @@ class StatusPages:
 class PageHandler(JsonHandler):
     """One connection."""
 
-    error_code = REQUEST_CODE
+    error_code = STATUS_REQUEST_CODE
     timeout = REQUEST_TIMEOUT_S
     server: PageServer
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dovetail.documents.fields import Mistake
 
-BAD_OPTION = "DT620"
+BAD_WORKER_OPTION = "DT620"
 BAD_VARIABLE = "DT621"
 NO_SUCH_GPU = "DT622"
 TIMEOUT_NOT_KEPT = "DT623"
@@ -59,20 +59,20 @@ class WorkerOptions:
     slots: int | None = None
     """None: auto."""
     isolation: str | None = None
-    """Of jobs that do not say one and need none; None: a process."""
+    """Isolation of jobs that neither request nor need one; None: `process`."""
     use_gpu: bool | None = None
-    """None: if jobs ask for GPUs."""
+    """Whether GPUs are used; None: if jobs request GPUs."""
     gpu_device: str | None = None
     """Indices or CUDA names of cards, separated by commas."""
     job_timeout_s: float | None = None
-    """Of jobs without one."""
+    """Default timeout of jobs that have none."""
     lease_ms: int = 15_000
     grace_s: float = 30.0
-    """At the end of the worker: time for running jobs."""
+    """Time for running jobs at the end of the worker."""
     kill_grace_s: float = 5.0
-    """From SIGTERM to SIGKILL of a job's process."""
+    """Time from SIGTERM to SIGKILL of a job's process."""
     placement_delay_ms: int = 50
-    """How long a job is left to a worker that should rather run it; 0: not at all."""
+    """Maximum time that a job waits for a more suitable worker; 0: none."""
     rendezvous_host: str | None = None
     """Address of this machine at which the other workers reach rank 0 of a gang; None: that of the route to the
     store."""
@@ -92,7 +92,7 @@ def worker_options(given: Mapping[str, Any], environment: Mapping[str, str] | No
     for name, read in _READERS.items():
         value = given.get(name, UNSET)
         if value is not UNSET and not (value == AUTO and name in values):
-            _read(read, value, values, name, problems, BAD_OPTION, "")
+            _read(read, value, values, name, problems, BAD_WORKER_OPTION, "")
     values.setdefault("worker_id", default_worker_id())
     if values.get("isolation") == "thread" and values.get("job_timeout_s") is not None:
         problems.append(_thread_timeout_problem(values["job_timeout_s"]))
@@ -121,7 +121,7 @@ def _read(
     try:
         values[name] = read(value)
     except _WrongOptionError as error:
-        fix = error.fix if code == BAD_OPTION else (f"export {_FROM_VARIABLES[name][0]}={error.example}",)
+        fix = error.fix if code == BAD_WORKER_OPTION else (f"export {_FROM_VARIABLES[name][0]}={error.example}",)
         message = Text(shown or Given(error.name, value), f" {error.reason}")
         problems.append(Problem(code, message, fixes=fix, subject=Subject("setting", error.name)))
     except (ValueError, TypeError) as error:
@@ -132,7 +132,7 @@ def _read(
 class _WrongOptionError(Exception):
     def __init__(self, name: str, reason: str, example: object) -> None:
         self.name = name
-        """Of the argument, without the unit that the option has here."""
+        """Name of the argument, without the unit that the option has here."""
         self.reason = reason
         self.example = example
         self.fix = (Change({name: example}),)
@@ -290,7 +290,7 @@ def worker_node(resources: object) -> tuple[Node, bool]:
         raise ConfigError(replace(problem, place="resources") for problem in error.problems) from None
     if len(nodes) != 1:
         message = f"resources={short_repr(resources)} describes {len(nodes)} nodes; a worker runs on one"
-        raise ConfigError(Problem(BAD_OPTION, message, fixes=(Change({"resources": nodes[0].spec()}),)))
+        raise ConfigError(Problem(BAD_WORKER_OPTION, message, fixes=(Change({"resources": nodes[0].spec()}),)))
     return nodes[0], True
 
 

@@ -10,9 +10,7 @@ from dovetail.control.engine import CallNotSentError, WorkerLostError
 from dovetail.engines.local.call_body import CallBody
 from dovetail.engines.local.protocol import (
     DRIVER_PROCESS,
-    LINK_OPEN,
-    LINK_REFUSED,
-    LINK_RELAYED,
+    LinkState,
     close_descriptors,
     send_frame,
 )
@@ -21,19 +19,17 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Mapping
 
-    from dovetail.engines.call_future import CallFuture
+    from dovetail.engines.call_future import WorkerCallFuture
     from dovetail.engines.local.protocol import Frame
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
 
-
-if TYPE_CHECKING:
-    Waiter = CallFuture | tuple[RankProcess, int]
+    Waiter = WorkerCallFuture | tuple[RankProcess, int]
     """Receiver of an answer: a future of this process; or a worker and its own number of the call."""
     CallOrigin = tuple[int, int, int, int] | None
     """See `CallOptions.origin`."""
 
 
-class CallRouter:
+class WorkerCallRouter:
     """Pending calls and the receivers of their answers. Hold the engine's lock, unless stated otherwise."""
 
     def __init__(self, children: Mapping[int, LocalWorker], numbers: Iterator[int], send: Callable[..., None]) -> None:
@@ -50,7 +46,7 @@ class CallRouter:
         method: str,
         body: CallBody,
         deadline: float,
-        call: CallFuture,
+        call: WorkerCallFuture,
         origin: CallOrigin = None,
     ) -> RankProcess:
         """Send a call from this process. Raises WorkerLostError or LookupError."""
@@ -59,12 +55,12 @@ class CallRouter:
         call.number = self._forward(called, hosted, method, body, call, deadline, origin)
         return called
 
-    def process_of(self, call: CallFuture) -> RankProcess | None:
+    def process_of(self, call: WorkerCallFuture) -> RankProcess | None:
         """The process that is called; None: the call was answered. Without the lock."""
         child = self._children.get(call.worker)
         return _find_rank(child, call.rank) if child is not None and call.number in child.calls else None
 
-    def withdraw(self, call: CallFuture) -> RankProcess | None:
+    def withdraw(self, call: WorkerCallFuture) -> RankProcess | None:
         """Forget a call from this process and cancel it in its worker. None: it was answered, or its worker is gone."""
         child = self._children.get(call.worker)
         if child is None or child.calls.pop(call.number, None) is None:
@@ -105,22 +101,22 @@ class CallRouter:
         """Pass a socket from a process to one that it wants to call, behind all frames sent to that one before.
         `elsewhere`: workers exist on other nodes; calls to those are relayed."""
         _, worker, rank = frame.head
-        state, error = LINK_OPEN, b""
+        state, error = LinkState.OPEN, b""
         names: tuple[str, ...] = ()
         try:
             child = self._find_worker(worker)
             called = _find_rank(child, rank)
         except (WorkerLostError, LookupError) as problem:
             close_descriptors(frame.descriptors)
-            state, error = LINK_REFUSED, pickle.dumps(problem)
+            state, error = LinkState.REFUSED, pickle.dumps(problem)
             if elsewhere and not self._is_local(worker, rank):
-                state = LINK_RELAYED
+                state = LinkState.RELAYED
         else:
             names = tuple(child.names)
             child.callers.add(caller)
             caller.called.add(child)
             self._send(called, ("link", caller.child.number, caller.rank), (), frame.descriptors)
-        self._send(caller, ("linked", worker, rank, state, names), [error])
+        self._send(caller, ("linked", worker, rank, state.value, names), [error])
 
     def link_driver(self, worker: int, rank: int, sock: socket.socket) -> None:
         """Answer the request of a driver outside of this process for a link, and pass its socket to the worker, behind
@@ -130,10 +126,10 @@ class CallRouter:
                 called = _find_rank(self._find_worker(worker), rank)
             except (WorkerLostError, LookupError) as problem:
                 with suppress(OSError):  # the driver has exited
-                    send_frame(sock, ("linked", LINK_REFUSED), [pickle.dumps(problem)])
+                    send_frame(sock, ("linked", LinkState.REFUSED.value), [pickle.dumps(problem)])
                 return
             with suppress(OSError):
-                send_frame(sock, ("linked", LINK_OPEN))
+                send_frame(sock, ("linked", LinkState.OPEN.value))
                 self._send(called, ("link", *DRIVER_PROCESS), (), [sock.detach()])
 
     def _is_local(self, worker: int, rank: int) -> bool:
@@ -168,7 +164,7 @@ class CallRouter:
         self._send(rank, head if origin is None else (*head, origin), [body.data], body.descriptors)
         return number
 
-    def on_answer(self, child: LocalWorker, frame: Frame) -> CallFuture | None:
+    def on_answer(self, child: LocalWorker, frame: Frame) -> WorkerCallFuture | None:
         """Forward the answer to a worker; or return its receiver in this process (deliver it without the lock)."""
         number, fine = frame.head[1:3]
         waits = child.calls.pop(number, None)
@@ -181,7 +177,7 @@ class CallRouter:
             return None
         return waits
 
-    def on_worker_gone(self, child: LocalWorker) -> list[CallFuture]:
+    def on_worker_gone(self, child: LocalWorker) -> list[WorkerCallFuture]:
         """The worker is gone. Returns the receivers in this process, to be resolved without the lock."""
         calls, child.calls = child.calls, {}
         gone = pickle.dumps(lost_error(child))
