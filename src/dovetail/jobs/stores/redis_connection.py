@@ -38,10 +38,12 @@ MIN_SERVER_VERSION = (7, 0)
 FUNCTIONS = Path(__file__).parent / "redis_functions"
 FUNCTION_FILES = (
     *("order", "fit", "records", "buckets", "machine", "shares", "placement", "reservation", "offers", "preemption"),
-    *("gangs", "claim", "lookup", "purge", "steps", "functions"),
+    *("gangs", "claim", "lookup", "purge", "plain_submission", "plain_claim", "steps", "functions"),
 )
 SHAPES_CACHED = 1_000
 FREE_VECTORS_CACHED = 5_000
+PLAIN_TEXT_BYTES = 1_000
+"""Longest specification of which the server keeps what follows from it."""
 
 
 @cache
@@ -64,6 +66,7 @@ def library() -> tuple[str, str]:
         "lease_expired": LEASE_EXPIRED,
         "preempted": PREEMPTED,
         "shapes_cached": SHAPES_CACHED,
+        "plain_text_bytes": PLAIN_TEXT_BYTES,
         "free_vectors_cached": FREE_VECTORS_CACHED,
     }
     name = "dovetail_" + sha256((parts + _lua(constants)).encode()).hexdigest()[:12]
