@@ -1164,6 +1164,13 @@ class StoreContract:
         assert (whole.spec.payload, whole.attempts[0].traceback) == (b"1", "lines")
         assert (listed.spec.payload, listed.attempts[0].traceback, listed.attempts[0].error) == (b"", "", "E")
 
+    def test_the_age_of_a_queue_is_that_of_its_waiting_jobs_of_any_priority(self, scene: StoreScene) -> None:
+        scene.submit(spec("a", priority=1))
+        assert [job.spec.id for job in scene.claim(1)] == ["a"]
+        scene.advance(5)
+        scene.submit(spec("b", priority=1))
+        assert [queue.oldest_ms for queue in scene.store.stats()] == [scene.store.now_ms()]
+
     def test_stats_count_states_and_shapes_of_every_queue(self, scene: StoreScene) -> None:
         one, two = Resources(cpus=1).shape(), Resources(cpus=2).shape()
         began = scene.store.now_ms()

@@ -198,10 +198,14 @@ Operation = (
 
 
 class TraceGenerator:
-    """Random operations. Half of them are exchanges, and most exchanges claim."""
+    """Random operations. Half of them are exchanges, and most exchanges claim.
 
-    def __init__(self, random: Random) -> None:
+    `is_quiet`: mostly single plain jobs, and idle workers that claim them; a store may take shorter ways for these.
+    """
+
+    def __init__(self, random: Random, *, is_quiet: bool = False) -> None:
         self._random = random
+        self._is_quiet = is_quiet
         choose = random.choice
         self._rare: tuple[Callable[[], Operation], ...] = (
             lambda: Cancel(self._ids(), choose(["", "not needed"])),
@@ -218,6 +222,8 @@ class TraceGenerator:
 
     def operation(self) -> Operation:
         kind = self._random.random()
+        if self._is_quiet and kind < 0.85:
+            return self._quiet_operation()
         if kind < 0.5:
             return self._round_trip()
         if kind < 0.7:
@@ -225,6 +231,21 @@ class TraceGenerator:
         if kind < 0.85:
             return Advance(self._random.choice(STEPS_MS))
         return self._random.choice(self._rare)()
+
+    def _quiet_operation(self) -> Operation:
+        random, choose = self._random, self._random.choice
+        kind = random.random()
+        if kind < 0.3:
+            spec = self._spec()
+            if random.random() < 0.7:
+                spec = replace(spec, priority=0, key=None, after=(), at_ms=None, delay_ms=0)
+            shape = choose((NO_RESOURCES, NO_RESOURCES, spec.shape))
+            return Submit((replace(spec, shape=shape, queue=choose(["x", "x", "default"])),))
+        if kind < 0.85:
+            trip = self._round_trip()
+            ends = trip.ends[: choose([0, 0, 1])]
+            return replace(trip, ends=ends, renewals=(), queues=("x",), preemptible=(), batches=())
+        return Advance(choose(STEPS_MS[:4]))
 
     def _ids(self) -> tuple[str, ...]:
         return tuple(self._random.choices(IDS, k=self._random.randint(0, 4)))
@@ -303,7 +324,7 @@ def traces(length: int = 100) -> st.SearchStrategy[list[Operation]]:
 
 
 def random_trace(seed: int, length: int) -> list[Operation]:
-    generator = TraceGenerator(Random(seed))
+    generator = TraceGenerator(Random(seed), is_quiet=seed % 2 == 1)
     registered = [Register(WorkerInfo(worker, QUEUES)) for worker in WORKERS[: seed % (len(WORKERS) + 1)]]
     return [*registered, *(generator.operation() for _ in range(length))][:length]
 

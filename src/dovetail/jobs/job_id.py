@@ -12,14 +12,16 @@ TIME_DIGITS = 9
 COUNTER_DIGITS = 4
 RANDOM_DIGITS = 7
 _COUNTER_LIMIT = 32**COUNTER_DIGITS
+_PAIRS = tuple(first + second for first in _DIGITS for second in _DIGITS)
+"""All numbers of two digits: half the steps per id."""
 
 
 def _base32(number: int, digits: int) -> str:
-    text = ""
-    for _ in range(digits):
-        number, digit = divmod(number, 32)
-        text = _DIGITS[digit] + text
-    return text
+    pairs = []
+    for _ in range(0, digits, 2):
+        pairs.append(_PAIRS[number & 1023])
+        number >>= 10
+    return "".join(pairs[::-1])[-digits:]
 
 
 class JobIds:

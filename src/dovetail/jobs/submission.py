@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.fields import is_int
@@ -83,7 +83,14 @@ class Submission:
         shape = template.shape
         if self.batch is not None:
             shape = marked_shape(shape, mark_of(template.function, self.batch.key, self._key_arguments(args, kwargs)))
+        if key is None and shape is template.shape:
+            return JobSpec(job_id, template.function, payload, encoding, *self._unchanged)
         return replace(template, id=job_id, payload=payload, encoding=encoding, key=key or template.key, shape=shape)
+
+    @cached_property
+    def _unchanged(self) -> tuple[Any, ...]:
+        """What follows the payload and its encoding in the specification of each job."""
+        return tuple(getattr(self.template, name) for name in JobSpec.__slots__[4:])
 
     def _key_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by parameter, if the jobs of a call have one in common."""
@@ -133,8 +140,12 @@ def prepare(
     """
     draft = _Draft()
     _find_function(function, draft)
-    signature = _signature(draft.declared)
     explicit = call[1] if call is not None else None
+    if call is not None and explicit is None and not options and not draft.problems:
+        without = _without_options(draft.reference, draft.declared, default_queue)
+        if without is not None and without.call_problem(call[0], named) is None:
+            return without, dict(named)
+    signature = _signature(draft.declared)
     kwargs = _keywords(named, explicit, draft)
     if explicit is None and call is not None:
         draft.problems += _ambiguous(options, signature, draft.reference)
@@ -156,6 +167,15 @@ def prepare(
     if draft.problems:
         raise ConfigError(draft.problems)
     return found, kwargs
+
+
+@lru_cache(1024)
+def _without_options(reference: str, declared: JobFunction | None, default_queue: str) -> Submission | None:
+    """The submission with the options of the declaration; None if these are wrong."""
+    try:
+        return prepare(declared or reference, {}, {}, default_queue)[0]
+    except ConfigError:
+        return None
 
 
 def _template(reference: str, given: Mapping[str, Any], default_queue: str) -> JobSpec:
@@ -213,7 +233,7 @@ def checked_reference(text: str) -> str:
                 return f"{path}:{name}"
             message = f"{short_repr(text)}: there is no file {place} in this folder"
             raise ConfigError(Problem(NOT_A_FUNCTION, message, fixes=('submit "/path/script.py:name"',)))
-        if re.match(REFERENCE_PATTERN, text) and text.isprintable():
+        if _is_reference(text):
             return text
     place, dot, name = text.rpartition(".")
     dotted = dot and len(text) <= 100 and re.match(REFERENCE_PATTERN, f"{place}:{name}")
@@ -221,6 +241,11 @@ def checked_reference(text: str) -> str:
     raise ConfigError(
         Problem(NOT_A_FUNCTION, message, fixes=(f'submit "{place}:{name}"' if dotted else 'submit "pkg.module:name"',))
     )
+
+
+@lru_cache(1024)
+def _is_reference(text: str) -> bool:
+    return re.match(REFERENCE_PATTERN, text) is not None and text.isprintable()
 
 
 def _check_declared(reference: str) -> None:

@@ -135,11 +135,12 @@ def reply_from(data: list[Any], request: Exchange) -> Reply:
     return Reply(
         now_ms,
         _with_members(claimed, members) if members else claimed,
-        [LeaseId(to_text(job_id), token) for job_id, token in zip(refused[::2], refused[1::2], strict=True)],
-        [to_text(job_id) for job_id in cancelled],
-        [to_text(job_id) for job_id in preempted],
+        refused
+        and [LeaseId(to_text(job_id), token) for job_id, token in zip(refused[::2], refused[1::2], strict=True)],
+        cancelled and [to_text(job_id) for job_id in cancelled],
+        preempted and [to_text(job_id) for job_id in preempted],
         next_ms,
-        sorted(map(_schedule_from, schedules), key=_name),
+        schedules and sorted(map(_schedule_from, schedules), key=_name),
         bool(known),
     )
 

@@ -38,10 +38,12 @@ MIN_SERVER_VERSION = (7, 0)
 FUNCTIONS = Path(__file__).parent / "redis_functions"
 FUNCTION_FILES = (
     *("order", "fit", "records", "buckets", "machine", "shares", "placement", "reservation", "offers", "preemption"),
-    *("gangs", "claim", "lookup", "purge", "steps", "functions"),
+    *("gangs", "claim", "lookup", "purge", "plain_submission", "plain_claim", "steps", "functions"),
 )
 SHAPES_CACHED = 1_000
 FREE_VECTORS_CACHED = 5_000
+PLAIN_TEXT_BYTES = 1_000
+"""Longest specification of which the server keeps what follows from it."""
 
 
 @cache
@@ -64,6 +66,7 @@ def library() -> tuple[str, str]:
         "lease_expired": LEASE_EXPIRED,
         "preempted": PREEMPTED,
         "shapes_cached": SHAPES_CACHED,
+        "plain_text_bytes": PLAIN_TEXT_BYTES,
         "free_vectors_cached": FREE_VECTORS_CACHED,
     }
     name = "dovetail_" + sha256((parts + _lua(constants)).encode()).hexdigest()[:12]
@@ -147,38 +150,41 @@ class RedisLink:
         return error
 
     def _parse_all(self, data: bytes) -> list[Any]:
-        replies, position = [], 0
+        replies: list[Any] = []
+        position = 0
         while position < len(data):
-            reply, position = self._parse(data, position)
-            replies.append(reply)
+            position = self._parse(data, position, 1, replies)
         return replies
 
-    def _parse(self, data: bytes, start: int) -> tuple[Any, int]:
-        """A reply and the position of its end. Raises IndexError if it is not complete."""
-        end = data.find(b"\r\n", start)
-        if end < 0:
-            raise IndexError
-        kind, value, position = data[start], data[start + 1 : end], end + 2
-        if kind == COLON:
-            return int(value), position
-        if kind == DOLLAR:
-            size = int(value)
-            if size < 0:
-                return None, position
-            if position + size + 2 > len(data):
+    def _parse(self, data: bytes, position: int, count: int, items: list[Any]) -> int:
+        """Append replies, and return the position of their end. Raises IndexError if they are not complete."""
+        for _ in range(count):
+            end = data.find(b"\r\n", position)
+            if end < 0:
                 raise IndexError
-            return data[position : position + size], position + size + 2
-        if kind == STAR:
-            count, items = int(value), []
-            if count < 0:
-                return None, position
-            for _ in range(count):
-                item, position = self._parse(data, position)
-                items.append(item)
-            return items, position
-        if kind == MINUS:
-            return self._errors.ResponseError(value.decode("utf-8", "replace")), position
-        return value, position
+            kind, value, position = data[position], data[position + 1 : end], end + 2
+            if kind == DOLLAR:
+                size = int(value)
+                if size < 0:
+                    items.append(None)
+                    continue
+                end = position + size
+                if end + 2 > len(data):
+                    raise IndexError
+                items.append(data[position:end])
+                position = end + 2
+            elif kind == COLON:
+                items.append(int(value))
+            elif kind == STAR:
+                inner: list[Any] | None = None if value[:1] == b"-" else []
+                items.append(inner)
+                if inner is not None and value != b"0":
+                    position = self._parse(data, position, int(value), inner)
+            elif kind == MINUS:
+                items.append(self._errors.ResponseError(value.decode("utf-8", "replace")))
+            else:
+                items.append(value)
+        return position
 
 
 class RedisServer:

@@ -13,7 +13,17 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dovetail.jobs.job import NO_RESOURCES, Attempt, DependencyPolicy, Gang, JobSpec, Member, Outcome, Retries
+from dovetail.jobs.job import (
+    NO_RESOURCES,
+    NORMAL_RETRIES,
+    Attempt,
+    DependencyPolicy,
+    Gang,
+    JobSpec,
+    Member,
+    Outcome,
+    Retries,
+)
 from dovetail.jobs.store import Schedule, WorkerInfo
 from dovetail.resources.shape import Shape
 
@@ -27,6 +37,8 @@ _SPEC_FIELDS = tuple(
     for item in fields(JobSpec)
     if item.name not in ("id", "function", "payload", "shape", "retries", "after")
 )
+_spec_values = attrgetter(*(name for name, _ in _SPEC_FIELDS))
+_PLAIN_VALUES = _spec_values(_PLAIN_SPEC)
 _ATTEMPT_DEFAULTS = {item.name: item.default for item in fields(Attempt)}
 _ATTEMPT_NAMES = tuple(_ATTEMPT_DEFAULTS)
 _ATTEMPT_ITEMS = tuple(_ATTEMPT_DEFAULTS.items())
@@ -56,9 +68,11 @@ def shape_from_text(text: str) -> Shape:
 
 def spec_to_text(spec: JobSpec) -> str:
     """Everything but the id and the payload, which stores keep apart."""
+    values = _spec_values(spec)
+    if values == _PLAIN_VALUES and spec.shape is NO_RESOURCES and spec.retries is NORMAL_RETRIES and not spec.after:
+        return _plain_spec_text(spec.function)
     data: dict[str, Any] = {"function": spec.function}
-    for name, default in _SPEC_FIELDS:
-        value = getattr(spec, name)
+    for (name, default), value in zip(_SPEC_FIELDS, values, strict=True):
         if value != default:
             data[name] = value
     if spec.shape is not NO_RESOURCES and spec.shape != NO_RESOURCES:
@@ -68,6 +82,11 @@ def spec_to_text(spec: JobSpec) -> str:
     if spec.after:
         data["after"] = spec.after
     return _dumps(data)
+
+
+@lru_cache(SHAPES_CACHED)
+def _plain_spec_text(function: str) -> str:
+    return _dumps({"function": function})
 
 
 def spec_from_text(job_id: str, text: str, payload: bytes = b"") -> JobSpec:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dovetail.jobs.workers.running_attempt import CompletionSink, RunningAttempt, StopReason
     from dovetail.resources.seat import Seat
 
+HAND_OVER_S = 20e-6
+"""Pause of the loop after the start of the only attempt: its thread finds the interpreter lock free as it wakes up."""
+
 
 class ThreadRunner:
     """Threads are started as they are needed, up to one per attempt that runs at the same time."""
@@ -54,6 +57,8 @@ class ThreadRunner:
         put = self._queue.put
         for attempt in attempts:
             put(attempt)
+        if needed == 1:
+            time.sleep(HAND_OVER_S)
 
     def stop(self, attempt: RunningAttempt, reason: StopReason, detail: str = "") -> None:
         """The job sees `cancelled`; its thread cannot be interrupted."""

@@ -53,6 +53,7 @@ SLOWER_WEIGHT, FASTER_WEIGHT = 0.5, 0.05
 """Weights of the latest exchange in the expected duration of the next one."""
 START_FAILED_PAUSE_S = 1.0
 """Pause of claims after a process could not be started."""
+LIMITS_KEPT = 1_000
 KILL_MARGIN_S = 1.0
 """Time after SIGKILL until an attempt that has not ended is abandoned: threads, and coroutines that do not await."""
 STORE_MARGIN_S = 3.0
@@ -94,6 +95,8 @@ class WorkerLoop:
         self._worker = options.worker_id
         self._application = application
         self._functions: dict[str, JobFunction] = {}
+        self._limits_of: dict[tuple[object, ...], tuple[float | None, str]] = {}
+        """Timeout and isolation by what they follow from."""
         self._capacity = capacity
         self._table = table
         self._renewal = renewal
@@ -428,9 +431,16 @@ class WorkerLoop:
 
     def _limits(self, job: ClaimedJob, function: JobFunction) -> tuple[float | None, str]:
         """Timeout and isolation. ConfigError: the job cannot have them."""
-        timeout_s = timeout_of(job.spec, function, self._options.job_timeout_s)
-        isolation = isolation_of(job.spec, job.shape, function, self._options)
-        return None if isolation == "thread" else timeout_s, isolation
+        spec = job.spec
+        key = function, job.shape, spec.shape.ranks, spec.timeout_ms, spec.isolation
+        found = self._limits_of.get(key)
+        if found is None:
+            timeout_s = timeout_of(spec, function, self._options.job_timeout_s)
+            isolation = isolation_of(spec, job.shape, function, self._options)
+            if len(self._limits_of) >= LIMITS_KEPT:
+                self._limits_of.clear()
+            found = self._limits_of[key] = None if isolation == "thread" else timeout_s, isolation
+        return found
 
     def _attempt(self, job: ClaimedJob, seats: tuple[Seat | None, ...], place: int) -> RunningAttempt:
         """`seats`: of the ranks of its gang on this worker, or its own. JobRefusedError, ConfigError: the worker does

@@ -46,7 +46,7 @@ function buckets.add(record)
   local change, priority = change_of(record)
   local rank = order.rank(record.enqueued_ms - priority * CONSTANTS.ageing_ms_per_step, record.id)
   if not change.first or order.is_smaller(rank, change.first) then change.first = rank end
-  change.ranks[rank], change.ages[record.id] = '0', records.time_text(record.enqueued_ms)
+  change.ranks[rank], change.ages[record.id] = '0', order.number_text(record.enqueued_ms)
 end
 
 function buckets.remove(record)
@@ -79,12 +79,12 @@ end
 function buckets.write()
   local heads = {}
   for _, change in pairs(step.buckets) do
-    local before = redis.call('ZRANGE', change.key, 0, 0)[1]
+    local before = redis.call('ZRANGE', change.key, '0', '0')[1]
     change_set(change.key, change.ranks)
     if buckets.has_ages(change.name) then change_set(step.prefix .. 'age:' .. change.queue, change.ages) end
     local after = change.first
     if change.removes then
-      after = redis.call('ZRANGE', change.key, 0, 0)[1]
+      after = redis.call('ZRANGE', change.key, '0', '0')[1]
     elseif before and order.is_smaller(before, after) then
       after = before
     end

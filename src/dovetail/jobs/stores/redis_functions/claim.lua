@@ -6,7 +6,9 @@ local MOST_HEADS = 128  -- first jobs that are read at once
 
 -- First jobs of the buckets of a queue, in order, read in parts.
 local function read_heads(stream)
-  local found = redis.call('ZRANGE', step.prefix .. 'heads:' .. stream.queue, stream.offset, stream.offset + stream.size - 1)
+  local found = redis.call(
+    'ZRANGE', step.prefix .. 'heads:' .. stream.queue, order.number_text(stream.offset),
+    order.number_text(stream.offset + stream.size - 1))
   stream.offset, stream.found, stream.position = stream.offset + stream.size, found, 1
   stream.is_last = #found < stream.size
   stream.size = MOST_HEADS
@@ -62,7 +64,7 @@ local function next_of(bucket, slots_left)
   local rank = bucket.ranks[bucket.position]
   if not rank then
     local first, size = bucket.taken, math.max(1, math.min(slots_left, bucket.part))
-    bucket.ranks = redis.call('ZRANGE', bucket.key, first, first + size - 1)
+    bucket.ranks = redis.call('ZRANGE', bucket.key, order.number_text(first), order.number_text(first + size - 1))
     bucket.position, bucket.part = 1, 2 * bucket.part
     rank = bucket.ranks[1]
   end
@@ -156,7 +158,7 @@ end
 local function write_buckets(started)
   local removed, added = {}, {}
   for _, bucket in ipairs(started) do
-    redis.call('ZREMRANGEBYRANK', bucket.key, 0, bucket.taken - 1)
+    redis.call('ZREMRANGEBYRANK', bucket.key, '0', order.number_text(bucket.taken - 1))
     append(removed, bucket.queue, bucket.head)
     if bucket.rank then
       append(added, bucket.queue, '0')
@@ -234,7 +236,7 @@ end
 -- token and attempt of each; a length of -1: the text of the job before.
 function claim.start(worker, lease_ms, ends_in_ms)
   return {
-    worker = worker, lease_ms = lease_ms, due_ms = records.time_text(step.now_ms + lease_ms),
+    worker = worker, lease_ms = lease_ms, due_ms = order.number_text(step.now_ms + lease_ms),
     ends_in_ms = ends_in_ms, ends_ms = ends_in_ms and step.now_ms + ends_in_ms,
     texts = {}, numbers = {}, place = 0, count = 0, jobs = 0, jobs_of = {},
   }

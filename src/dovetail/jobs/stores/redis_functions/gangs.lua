@@ -101,7 +101,7 @@ function gangs.claim(worker, id, queue, shape, slots, free, kept, lease_ms, addr
   records.set(record, 'gang', { members = members, address = address, encoding = '', preempted = false })
   machine.put_claimed(record)
   machine.count_claimed(worker, queue, 1)
-  step.due[id] = records.time_text(deadline_ms)
+  step.due[id] = order.number_text(deadline_ms)
   local text, payload = records.texts(id)
   for rank = 0, own.ranks - 1 do
     rows[#rows + 1] = member_row(record, rank, deadline_ms, position, text, payload, shape.text)

@@ -67,12 +67,12 @@ local function enter(record)
   if state == 'ready' then
     buckets.add(record)
   elseif state == 'scheduled' then
-    step.due[record.id] = records.time_text(record.due_ms)
+    step.due[record.id] = order.number_text(record.due_ms)
   elseif state == 'leased' then
-    step.due[record.id] = records.time_text(record.due_ms)
+    step.due[record.id] = order.number_text(record.due_ms)
     change(step.leases, record.worker, 1)
   elseif FINISHED[state] then
-    set_done(state, record.id, records.time_text(record.finished_ms))
+    set_done(state, record.id, order.number_text(record.finished_ms))
     change(step.bytes, state .. ':' .. record.queue, record.size)
   end
 end
@@ -93,7 +93,7 @@ local function index(record)
   elseif state == 'blocked' then
     move_dependant(record, record.was_unmet or NOTHING, record.unmet or NOTHING)
   elseif state == 'leased' and record.due_ms then
-    step.due[record.id] = records.time_text(record.due_ms)
+    step.due[record.id] = order.number_text(record.due_ms)
   end
   record.was_state, record.was_worker, record.was_unmet = state, record.worker, record.unmet
   records.change(record)

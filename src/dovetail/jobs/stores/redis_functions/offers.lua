@@ -28,3 +28,10 @@ function offers.others(worker)
   table.sort(found, function(a, b) return order.is_smaller(a.id, b.id) end)
   return found
 end
+
+-- The worker is alive: 1, or 0 if it is not registered.
+function offers.renew_heartbeat(worker)
+  local key = step.prefix .. 'heartbeats'
+  local is_changed = redis.call('ZADD', key, 'XX', 'CH', order.number_text(step.now_ms), worker) == 1
+  return (is_changed or redis.call('ZSCORE', key, worker)) and 1 or 0
+end

@@ -29,8 +29,18 @@ end
 -- Texts that sort as jobs are claimed: the order key, then the id. Keys of absurd times are cut off.
 local KEY_OFFSET, KEY_LIMIT, KEY_DIGITS = 1e15, 8e15, 16
 
+-- A whole number as text. The formats of floats take longer than a command of Redis, and so does a number of Lua that is
+-- the argument of a command; '%d' is wrong for absurd times.
+local last_number, last_text
+function order.number_text(number)
+  if number ~= last_number then
+    last_number, last_text = number, string.format(number < KEY_LIMIT and '%d' or '%.0f', number)
+  end
+  return last_text
+end
+
 function order.rank(key, id)
-  return string.format('%016.0f', math.max(0, math.min(key, KEY_LIMIT) + KEY_OFFSET)) .. id
+  return string.format('%016d', math.max(0, math.min(key, KEY_LIMIT) + KEY_OFFSET)) .. id
 end
 
 function order.id_of_rank(rank) return string.sub(rank, KEY_DIGITS + 1) end

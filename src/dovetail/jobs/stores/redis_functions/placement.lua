@@ -139,7 +139,7 @@ local function pass(state, id)
   local deferred_ms = tonumber(redis.call('ZSCORE', key, id) or nil)
   if not deferred_ms or deferred_ms < step.now_ms - CONSTANTS.deferral_kept_ms then
     deferred_ms = step.now_ms
-    redis.call('ZADD', key, records.time_text(deferred_ms), id)
+    redis.call('ZADD', key, order.number_text(deferred_ms), id)
     placement.forget_deferrals()
   end
   return deferred_ms + state.delay_ms

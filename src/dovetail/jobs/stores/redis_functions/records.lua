@@ -35,13 +35,14 @@ local RARE_FIELDS = {
   'progress', 'message', 'error', 'unmet', 'shape', 'has_dependants', 'is_watched', 'preempted_for', 'gang',
 }
 
+local VERSION = CONSTANTS.version .. ''
 local NONE = {}
 local STEP_TABLES = {
   'records', 'dirty', 'created', 'due', 'buckets', 'done', 'counts', 'bytes', 'leases', 'woken_queues',
   'woken_workers', 'finished', 'preemptors',
 }
 
-local step  -- of the call that runs now; tables that the one before has not used are used again
+local step  -- of the call that runs now; tables that the one before has not used are used again, and so is all of an unused step
 local ARGUMENTS_PER_CALL = 4000  -- `unpack` has a limit
 
 -- Call a command with a key and any number of arguments.
@@ -56,36 +57,31 @@ end
 -- Begin a step; an error reply if the store has a newer version.
 function records.begin(prefix, clock_ms, writes)
   local meta = redis.call('HMGET', prefix .. 'meta', 'version', 'queues', 'fire', 'reserved')
-  local version = tonumber(meta[1])
-  if version and version > CONSTANTS.version then
+  local version = meta[1]
+  if version and version ~= VERSION and tonumber(version) > CONSTANTS.version then
     return redis.error_reply('DOVETAILVERSION ' .. version)
   end
-  if writes and not version then redis.call('HSET', prefix .. 'meta', 'version', CONSTANTS.version) end
-  local now_ms = tonumber(clock_ms)
+  if writes and not version then redis.call('HSET', prefix .. 'meta', 'version', VERSION) end
+  local now_ms = clock_ms ~= '' and tonumber(clock_ms)
   if not now_ms then
     local time = redis.call('TIME')
     now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
   end
   local before = step
-  step = {
-    prefix = prefix, now_ms = now_ms, queues = meta[2] and cmsgpack.unpack(meta[2]) or NONE, fire_ms = tonumber(meta[3]),
-    reserved = meta[4] and cmsgpack.unpack(meta[4]) or NONE, wakes_all = false,
-  }
+  step = before and before.is_unused and before or {}
+  step.prefix, step.now_ms, step.fire_ms, step.wakes_all = prefix, now_ms, meta[3] and tonumber(meta[3]), false
+  step.queues = meta[2] and cmsgpack.unpack(meta[2]) or NONE
+  step.reserved = meta[4] and cmsgpack.unpack(meta[4]) or NONE
+  if step.is_unused then
+    step.is_unused = false
+    return nil
+  end
   for position = 1, #STEP_TABLES do
     local name = STEP_TABLES[position]
     local used = before and before[name]
     step[name] = used and next(used) == nil and used or {}
   end
   return nil
-end
-
--- A whole number as text. Redis writes a number of Lua with 17 digits, which takes longer than the command.
-local last_number, last_text
-function records.time_text(number)
-  if number ~= last_number then
-    last_number, last_text = number, string.format('%.0f', number)
-  end
-  return last_text
 end
 
 function records.key(id) return step.prefix .. 'job:' .. id end
@@ -109,6 +105,11 @@ local function encode(record)
     record.token, record.attempt, record.counted_after, record.size, record.worker,
     record.started_ms and record.started_ms - submitted, record.finished_ms and record.finished_ms - submitted,
     record.cancel_requested, record.encoding, rare, record.timeout_ms)
+end
+
+-- A new job that is ready, with no other fields than these.
+function records.encode_ready(queue, size, timeout_ms)
+  return cmsgpack.pack(CODES.ready, queue, step.now_ms, 0, 0, 0, 0, size, nil, nil, nil, nil, nil, nil, timeout_ms)
 end
 
 -- The fields `was_...` are what the indexes say of the job.
@@ -163,20 +164,26 @@ function records.get_with_attempts(id)
   return found
 end
 
--- Lease a ready job as `machine.claim` does, but without a record, which costs as much as all else. Answer its queue,
--- token, attempt, specification, payload and timeout; nil if the step has changed the job, or it has a rare field.
-function records.claim_plain(id, worker)
-  if step.records[id] ~= nil then return nil end
-  local key = records.key(id)
-  local values = redis.call('HMGET', key, 'm', 's', 'p')
-  if not values[1] then return nil end
+-- Lease a ready job without rare fields as `machine.claim` does, but without a record, which costs as much as all else.
+-- `text`: that of its record. Answer its token, attempt, timeout and queue; nil if it has a rare field.
+function records.write_claimed(id, text, worker)
   local _, queue, submitted, waited, token, attempt, counted_after, size, _, _, _, cancel, encoding, rare,
-    timeout_ms = cmsgpack.unpack(values[1])
+    timeout_ms = cmsgpack.unpack(text)
   if rare then return nil end
-  redis.call('HSET', key, 'm', cmsgpack.pack(
+  redis.call('HSET', records.key(id), 'm', cmsgpack.pack(
     CODES.leased, queue, submitted, waited, token + 1, attempt + 1, counted_after, size, worker,
     step.now_ms - submitted, nil, cancel, encoding, nil, timeout_ms))
-  return queue, token + 1, attempt + 1, values[2], values[3] or '', timeout_ms
+  return token + 1, attempt + 1, timeout_ms, queue
+end
+
+-- Lease a ready job. Answer its queue, token, attempt, specification, payload and timeout; nil if the step has changed the
+-- job, or it has a rare field.
+function records.claim_plain(id, worker)
+  if step.records[id] ~= nil then return nil end
+  local values = redis.call('HMGET', records.key(id), 'm', 's', 'p')
+  if not values[1] then return nil end
+  local token, attempt, timeout_ms, queue = records.write_claimed(id, values[1], worker)
+  return queue, token, attempt, values[2], values[3] or '', timeout_ms
 end
 
 -- Text of the specification and payload of a job.
@@ -256,7 +263,7 @@ end
 
 local function add_counts(key, changes)
   for field, change in pairs(changes) do
-    if change ~= 0 and redis.call('HINCRBY', key, field, change) == 0 then redis.call('HDEL', key, field) end
+    if change ~= 0 and redis.call('HINCRBY', key, field, order.number_text(change)) == 0 then redis.call('HDEL', key, field) end
   end
 end
 

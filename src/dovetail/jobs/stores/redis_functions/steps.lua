@@ -101,6 +101,10 @@ local function submit_all(arguments, first)
 end
 
 function steps.submit(arguments)
+  if #arguments == 4 then
+    local is_stored = plain_submission.run(arguments[2], arguments[3], arguments[4])
+    if is_stored ~= nil then return { { arguments[2], is_stored and 1 or 0, {} } } end
+  end
   local receipts = submit_all(arguments, 2)
   finish_step()
   return receipts
@@ -293,7 +297,7 @@ local function renew(worker, row, lease_ms, refused, cancelled, preempted)
     machine.renew_gang(record, worker, record.due_ms)
     records.change(record)
   end
-  step.due[record.id] = records.time_text(record.due_ms)
+  step.due[record.id] = order.number_text(record.due_ms)
   if row[3] or row[4] then
     records.set(record, 'progress', row[3] or record.progress)
     records.set(record, 'message', row[4] or record.message)
@@ -303,22 +307,15 @@ local function renew(worker, row, lease_ms, refused, cancelled, preempted)
   if record.preempted_for then preempted[#preempted + 1] = record.id end
 end
 
-local function heartbeat(worker)
-  local key = step.prefix .. 'heartbeats'
-  if not redis.call('ZSCORE', key, worker) then return 0 end
-  redis.call('ZADD', key, 'XX', records.time_text(step.now_ms), worker)
-  return 1
-end
-
 local function first_due_ms()
-  return tonumber(redis.call('ZRANGE', step.prefix .. 'due', 0, 0, 'WITHSCORES')[2])
+  return tonumber(redis.call('ZRANGE', step.prefix .. 'due', '0', '0', 'WITHSCORES')[2])
 end
 
 -- Expired leases, and scheduled jobs whose time has come. Answer when the next one is due, if there was none.
 local function handle_due()
   local first_ms = first_due_ms()
   if not first_ms or first_ms > step.now_ms then return first_ms or math.huge end
-  local now = records.time_text(step.now_ms)
+  local now = order.number_text(step.now_ms)
   local ids = redis.call('ZRANGE', step.prefix .. 'due', '-inf', now, 'BYSCORE', 'LIMIT', 0, CONSTANTS.due_per_step)
   for _, id in ipairs(ids) do
     local record = records.get(id)
@@ -357,18 +354,14 @@ local function put_offer(worker, lease_ms, slots, free, ends_ms)
   offers.put(worker, step.now_ms, lease_ms, slots, not free.is_changed and free.text or fit.text(free), ends_ms)
 end
 
--- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, queues,
--- placement delay, preemptible jobs, when the jobs end, address of rank 0 of a gang, batches), results, free vector. See
--- `redis_codec.py` for the rows and the answer.
-function steps.exchange(arguments)
-  local request = cjson.decode(arguments[2])
+local function exchange(request, results, free_text)
   local worker, lease_ms = request[1], request[2]
-  local completions = read_completions(request[3], arguments[3])
-  local free = request[5] and fit.free(arguments[4])
+  local completions = read_completions(request[3], results)
+  local free = request[5] and fit.free(free_text)
   local refused, cancelled, preempted = {}, {}, {}
   for _, completion in ipairs(completions) do complete(worker, completion, refused) end
   for _, row in ipairs(request[4]) do renew(worker, row, lease_ms, refused, cancelled, preempted) end
-  local known = heartbeat(worker)
+  local known = offers.renew_heartbeat(worker)
   if not request[5] then
     finish_step(worker)
     return { step.now_ms, known, false, refused, cancelled, preempted, {}, '', '', {} }
@@ -401,6 +394,17 @@ function steps.exchange(arguments)
     step.now_ms, known, next_ms(due_ms), refused, cancelled, preempted, due_schedules(), table.concat(numbers),
     table.concat(texts), members,
   }
+end
+
+-- Arguments: clock, request (JSON: worker, lease_ms, completions, renewals, and if there is a claim: slots, queues,
+-- placement delay, preemptible jobs, when the jobs end, address of rank 0 of a gang, batches), results, free vector. See
+-- `redis_codec.py` for the rows and the answer.
+function steps.exchange(arguments)
+  local is_made, known, due_ms, texts, numbers = plain_claim.run(arguments[2], arguments[4])
+  if is_made then
+    return { step.now_ms, known, next_ms(due_ms), {}, {}, {}, due_schedules(), numbers, texts, {} }
+  end
+  return exchange(known or cjson.decode(arguments[2]), arguments[3], arguments[4])
 end
 
 -- --- queues and schedules
