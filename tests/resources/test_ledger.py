@@ -212,7 +212,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.asides = [*self.asides[-2:], (aside, snapshot(aside))]
 
     @rule()
-    def start_anew_from_the_seats(self) -> None:
+    def rebuild_from_the_seats(self) -> None:
         again = Ledger(TINY, self.ledger.seats())
         assert [room_in(free) for free in again.free] == [room_in(free) for free in self.ledger.free]
         assert Counter(again.seats()) == Counter(self.ledger.seats())
@@ -398,8 +398,8 @@ def test_a_custom_resource_that_is_asked_for_twice_comes_back_twice() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=30), st.integers(1, 4))
-def test_who_follows_changes_and_eras_misses_nothing(steps: list[tuple[bool, int]], limit: int) -> None:
-    """Does as `Ledger` tells those who keep something per node."""
+def test_a_copy_that_follows_changes_and_eras_misses_nothing(steps: list[tuple[bool, int]], limit: int) -> None:
+    """Keeps a copy per node as the docstring of `Ledger` describes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger_module, "CHANGES_LIMIT", limit)
         ledger = Ledger(TINY)
@@ -422,7 +422,7 @@ def test_who_follows_changes_and_eras_misses_nothing(steps: list[tuple[bool, int
         assert eras == sorted(eras)
 
 
-def test_changes_start_anew_with_the_next_era(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_start_empty_in_the_next_era(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "CHANGES_LIMIT", 2)
     ledger = Ledger(TINY)
     history = []

@@ -296,8 +296,8 @@ def test_all_problems_are_reported_at_once() -> None:
             "custom": {"a": INF, "b": "1", "c": 1},
         }
     )
-    said = [(problem.code, re.split(r"[=:]", problem.message)[0]) for problem in error.problems]
-    assert sorted(said) == sorted(
+    reported = [(problem.code, re.split(r"[=:]", problem.message)[0]) for problem in error.problems]
+    assert sorted(reported) == sorted(
         [
             ("DT003", "cpus"),
             ("DT006", "gpus"),
