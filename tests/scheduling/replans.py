@@ -92,8 +92,8 @@ def snapshots(draw: st.DrawFn, *, plain: bool = False, calm: bool = False) -> Sn
 
 
 def carried_out(snapshot: Snapshot, result: Replan, standing: WorkerPhase = WorkerPhase.READY) -> Snapshot:
-    """The pipeline once all who stop or drain are gone and all who start are there. Fails where somebody cannot be
-    seated, or somebody is stopped who is not there."""
+    """Snapshot after the replan: stopped and draining workers are gone, started ones are ready. Fails if a worker has
+    no seat, or if the replan stops a worker that does not exist."""
     stops = {stop.worker for stop in result.stops}
     assert len(stops) == len(result.stops)
     by_number = {worker.worker: worker for worker in snapshot.workers}
@@ -125,7 +125,7 @@ def planned(cluster: Cluster, mine: tuple[UnitSnapshot, ...]) -> Snapshot:
 
 
 def alone(cluster: Cluster, of: Shape) -> int:
-    """How many such workers fit on the cluster if nobody else is there, each within one node."""
+    """Number of workers of this shape that fit on the empty cluster, each within one node."""
     filler = NodeFiller(of)
     return sum(filler.capacity(free) // of.ranks * len(nodes) for free, nodes in group_nodes(Ledger(cluster)).items())
 

@@ -60,7 +60,7 @@ def test_a_replan_of_what_a_replan_made_changes_nothing(snapshot: Snapshot) -> N
 
 
 def test_a_unit_above_its_number_per_node_frees_seats_in_the_same_replan() -> None:
-    """Found by the search above: it was stopped at once, and who had none waited for the next replan."""
+    """Found by the search above: the unit without workers got its seats only in the replan after the stop."""
     has_none = UnitSnapshot("none", shape(cpus=2), 0.5, per_node=1)
     has_two = UnitSnapshot("two", shape(2, cpus=2), 0.5, per_node=1)
     seat = dt.Seat("node-0", 2000)
@@ -94,7 +94,7 @@ def test_counts_are_kept_whenever_a_plan_from_empty_keeps_them(snapshot: Snapsho
 
 
 @given(snapshots(), st.integers(0, 5))
-def test_after_the_loss_of_any_node_the_others_go_on(snapshot: Snapshot, number: int) -> None:
+def test_after_the_loss_of_any_node_the_others_continue(snapshot: Snapshot, number: int) -> None:
     nodes = snapshot.cluster.nodes
     assume(len(nodes) > 1)
     lost = nodes[number % len(nodes)].name
