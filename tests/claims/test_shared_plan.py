@@ -46,9 +46,9 @@ def test_a_plan_for_the_rest_sits_on_the_right_cards_of_the_whole() -> None:
     assert "other runs use a part of this machine" in plan.warnings[-1]
     Ledger(MACHINE, [*reserved, *plan.seats["a"]])
     stream = StreamController(unit_specs(pipeline, plan), plan, StreamOptions(), reserved=reserved)
-    said = stream.step(0.0, [])
-    assert len(of_kind(said, StartWorker)) == 2
-    assert "2 workers as planned" in [note.text for note in of_kind(said, Note)]
+    first_commands = stream.step(0.0, [])
+    assert len(of_kind(first_commands, StartWorker)) == 2
+    assert "2 workers as planned" in [note.text for note in of_kind(first_commands, Note)]
 
 
 def test_the_need_is_one_worker_of_each_unit_or_as_many_as_must_be() -> None:
@@ -79,8 +79,10 @@ def test_where_only_parts_of_cards_are_left_the_run_begins_by_replanning() -> No
     reserved = taken(4, (0, 1000), (1, 500))
     plan = plan_around(lambda cluster: dt.plan(pipeline, cluster, "streaming"), MACHINE, reserved)
     assert plan.cluster is MACHINE
-    said = StreamController(unit_specs(pipeline, plan), plan, StreamOptions(), reserved=reserved).step(0.0, [])
-    seats = [start.seats[0] for start in of_kind(said, StartWorker)]
+    first_commands = StreamController(unit_specs(pipeline, plan), plan, StreamOptions(), reserved=reserved).step(
+        0.0, []
+    )
+    seats = [start.seats[0] for start in of_kind(first_commands, StartWorker)]
     assert sorted(seat.gpus for seat in seats) == [(1,), (2,)]
     Ledger(MACHINE, [*reserved, *seats])
     with pytest.raises(dt.InfeasibleError):

@@ -80,8 +80,8 @@ def run(name: str, path: Path, items: int, held: Held, out: dict[str, object]) -
     pipeline = dt.Pipeline([stage("x"), stage("y")])
     book = MachineClaimStore(path, "here", MACHINE)
     alone = dt.plan(pipeline, MACHINE)
-    said: list[str] = []
-    grant = wait_for_claim(book, ClaimRequest(name), min_seats(alone), max_seats(alone), say=said.append)
+    messages: list[str] = []
+    grant = wait_for_claim(book, ClaimRequest(name), min_seats(alone), max_seats(alone), say=messages.append)
     assert grant is not None
     plan = plan_around(lambda cluster: dt.plan(pipeline, cluster), MACHINE, grant.reserved)
     works = unit_specs(pipeline, plan)
@@ -89,7 +89,7 @@ def run(name: str, path: Path, items: int, held: Held, out: dict[str, object]) -
     engine.began = time.monotonic()
     data = SimulatedData(engine, items)
     stream = StreamController(works, plan, StreamOptions(), reserved=grant.reserved)
-    keeper = ClaimUpdater(book, grant, engine.post, said.append, every_s=0.2, poll_s=0.02)
+    keeper = ClaimUpdater(book, grant, engine.post, messages.append, every_s=0.2, poll_s=0.02)
     # the watch first: what it sees is noted before others can hear of it
     out[name] = (run_loop(stream, engine, data, [Watch(name, stream, held), keeper]), stream.state.run_state)
     out[f"{name} items"] = Counter(data.outputs["y"])

@@ -62,13 +62,13 @@ def test_ordered_output_is_the_sorted_rows(kind: str, case: tuple[list[Any], lis
 
 @given(st.lists(st.one_of(st.integers(0, 2**60), st.tuples(st.integers(0, 9), st.integers(0, 2**60))), min_size=1))
 def test_keys_are_reported_unchanged(keys: list[Any]) -> None:
-    first, last, told, order = encode_keys(keys)
+    first, last, encoded, order = encode_keys(keys)
     in_their_order = [keys[at] for at in order] if order is not None else keys
     expected = sorted(map(as_tuple, keys))
     assert [as_tuple(key) for key in in_their_order] == expected
     assert (tuple(first), tuple(last)) == (expected[0], expected[-1])
-    if told:
-        assert [as_tuple(key) for key in decode_keys(told)] == expected
+    if encoded:
+        assert [as_tuple(key) for key in decode_keys(encoded)] == expected
     else:
         assert [(number,) for number in range(first[0], last[0] + 1)] == expected
 
@@ -80,10 +80,10 @@ def test_a_range_costs_nothing() -> None:
 def test_pieces_that_do_not_overlap_are_not_opened() -> None:
     pieces = [PartFileRange("w", 0, 1, 3, [at], [at + 2], [5, 5]) for at in (9, 0, 3, 6)]
 
-    def told(piece: PartFileRange) -> bytes:
+    def fail(piece: PartFileRange) -> bytes:
         raise AssertionError(piece)
 
-    found = [(opened.piece.first, start, stop) for opened, start, stop in merge_in_order(pieces, told)]
+    found = [(opened.piece.first, start, stop) for opened, start, stop in merge_in_order(pieces, fail)]
     assert found == [([0], 0, 3), ([3], 0, 3), ([6], 0, 3), ([9], 0, 3)]
 
 

@@ -121,7 +121,7 @@ def test_any_pools_make_valid_files_that_are_the_same_every_time(
             check_object(one)
 
 
-def test_no_autoscaler_looks_at_cpu_or_memory() -> None:
+def test_no_autoscaler_reads_cpu_or_memory() -> None:
     for changes in VARIANTS:
         files = kubernetes_files(deployment(**changes))
         text = files.get("autoscaling.yaml", "")

@@ -35,7 +35,7 @@ class Made:
         self.now = t
         for unit in self.units:
             stages = unit.split("+")
-            told = [[stage, rows, rows, t / len(stages)] for stage in stages]
+            unit_rows = [[stage, rows, rows, t / len(stages)] for stage in stages]
             data: dict[str, Any] = {
                 "ready": 0 if last else 1,
                 "draining": 0,
@@ -43,7 +43,7 @@ class Made:
                 "taken_total": rows,
                 "given_total": rows,
             }
-            data |= {"busy_s_total": t, "failed_total": 0, "stages": told, "started_total": 1}
+            data |= {"busy_s_total": t, "failed_total": 0, "stages": unit_rows, "started_total": 1}
             self.line("unit", name=unit, **data | changes.get(unit, {}))
 
     def uses(self, cpu_s: float, **more: Any) -> None:

@@ -100,16 +100,16 @@ def test_the_ranks_of_a_gang_are_on_their_nodes(tmp_path: Path) -> None:
 
 
 def test_status_has_a_table_of_nodes_and_those_that_left_come_first(tmp_path: Path) -> None:
-    told = summarize_run(RunHistory.load(recorded(tmp_path / "r")))
-    assert node_lines(told) == [
+    summary = summarize_run(RunHistory.load(recorded(tmp_path / "r")))
+    assert node_lines(summary) == [
         "",
         "node           workers",
         "node-1 (left)  a 1",
         "node-0         a 1, b 1",
         "node-1 left the cluster: power",
     ]
-    assert node_lines(told)[2] in summary_lines(told)
-    assert json.loads(json.dumps(told.to_dict()))["nodes"][1]["left"] == "power"
+    assert node_lines(summary)[2] in summary_lines(summary)
+    assert json.loads(json.dumps(summary.to_dict()))["nodes"][1]["left"] == "power"
 
 
 def test_what_was_measured_has_columns(tmp_path: Path) -> None:

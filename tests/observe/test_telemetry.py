@@ -27,7 +27,7 @@ def of(*workers: WorkerProcesses) -> Any:
     return lambda: dict(enumerate(workers))
 
 
-def test_a_thread_looks_until_it_is_stopped() -> None:
+def test_a_thread_samples_until_it_is_stopped() -> None:
     others = set(threading.enumerate())
     with session("data = b'x' * (50 << 20); say()\nwhile True: burn(1)") as worker:
         worker.hear()
@@ -140,7 +140,7 @@ def test_a_stage_that_uses_more_than_it_requested_gets_advice_once() -> None:
         assert len(found) == 2
 
 
-def test_a_look_that_fails_is_left_out_and_the_next_is_taken() -> None:
+def test_a_failed_sample_is_left_out_and_the_next_is_taken() -> None:
     calls = []
 
     def workers() -> Mapping[int, WorkerProcesses]:
@@ -183,12 +183,12 @@ def test_ten_workers_cost_less_than_a_hundredth_of_a_core() -> None:
         assert (time.thread_time() - began) / 10 < 0.01
 
 
-def test_looks_that_take_long_come_less_often() -> None:
-    """The thread never takes more than its share of a core, however slow the answer to who is there."""
-    looks: list[float] = []
+def test_slow_samples_are_taken_less_often() -> None:
+    """The thread never takes more than its share of a core, however slow the list of workers is."""
+    samples: list[float] = []
 
     def slow() -> Mapping[int, WorkerProcesses]:
-        looks.append(time.monotonic())
+        samples.append(time.monotonic())
         end = time.thread_time() + 0.01
         while time.thread_time() < end:
             pass
@@ -196,6 +196,6 @@ def test_looks_that_take_long_come_less_often() -> None:
 
     telemetry = Telemetry(slow, every_s=0.001)
     telemetry.start()
-    until(lambda: len(looks) >= 2)
+    until(lambda: len(samples) >= 2)
     telemetry.stop()
-    assert looks[1] - looks[0] >= 0.01 / MAX_CPU_SHARE
+    assert samples[1] - samples[0] >= 0.01 / MAX_CPU_SHARE

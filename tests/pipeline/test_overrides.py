@@ -27,7 +27,7 @@ def after(*texts: str) -> Any:
     return apply_overrides(document, [parse_override(text, document.data) for text in texts]).data
 
 
-def said(*texts: str) -> list[tuple[str, str, str]]:
+def problems_of(*texts: str) -> list[tuple[str, str, str]]:
     """The problems of a file with these changes."""
     document = parse_document(TEXT, "p.yaml")
     made = apply_overrides(document, [parse_override(text, document.data) for text in texts])
@@ -142,7 +142,7 @@ def test_the_fix_of_a_wrong_override_is_an_override(text: str, fix: str) -> None
 )
 def test_an_invalid_override_is_reported_with_its_option(text: str, words: str | None) -> None:
     if words is None:
-        assert said(text)
+        assert problems_of(text)
         return
     with pytest.raises(ConfigError) as found:
         after(text)
@@ -168,6 +168,6 @@ def test_an_invalid_override_is_reported_with_its_option(text: str, words: str |
     ],
 )
 def test_an_invalid_value_of_an_override_is_reported_with_its_option(text: str, code: str, words: str) -> None:
-    found = said(text)[0]
+    found = problems_of(text)[0]
     assert found[:2] == (code, f"--set {text}")
     assert words in found[2]

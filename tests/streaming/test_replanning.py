@@ -98,13 +98,15 @@ def gpu_run(setup_s: float) -> Rig:
     """Two workers of a GPU stage. For 20 s the stage before it produces almost nothing and could use their CPUs; events
     request replans meanwhile."""
     begin = 150.3
-    looks = tuple(ScriptedEvent(begin + after, PostEvent(PinWorkers("cpu", None))) for after in (6.0, 12.0, 18.0))
+    replan_requests = tuple(
+        ScriptedEvent(begin + after, PostEvent(PinWorkers("cpu", None))) for after in (6.0, 12.0, 18.0)
+    )
     return simulate_stages(
         [stage("cpu"), stage("gpu", resources=dt.Resources(cpus=4, gpus=1))],
         {"cpu": Behaviour(1.0), "gpu": Behaviour(0.25, setup_s=setup_s)},
         6000,
         cluster="1x(16cpu, 64GB, 2xL40S:48GB)",
-        script=(ScriptedEvent(begin, SlowDown("cpu", 20.0, begin + 20.0)), *looks),
+        script=(ScriptedEvent(begin, SlowDown("cpu", 20.0, begin + 20.0)), *replan_requests),
         world=UNTRACKED,
     )
 

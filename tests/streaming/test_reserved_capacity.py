@@ -59,7 +59,7 @@ def test_sums_and_differences_are_exact(one: Amounts, other: Amounts) -> None:
     assert fits_within(one, add_amounts(one, other))
 
 
-# --- who goes
+# --- workers that are stopped
 
 
 def sitting(number: int, unit: str, milli: int = 1000) -> StayingWorker:
