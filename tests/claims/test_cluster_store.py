@@ -46,7 +46,7 @@ def a_book(rows: MemoryRows, *foreign: Seat, cluster: dt.Cluster = CLUSTER, **mo
 
 
 def hosts(amounts: Amounts) -> Amounts:
-    """Without cards, which are dealt only to owners that use cards."""
+    """Amounts without cards, which are dealt only to owners that use cards."""
     return {key: amount for key, amount in amounts.items() if key[1] < 0}
 
 

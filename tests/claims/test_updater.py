@@ -39,7 +39,7 @@ class Counted(MachineClaimStore):
         return self.__dict__.setdefault("_looks", [])  # type: ignore[no-any-return]
 
 
-def made(
+def start_updater(
     path: Path, name: str, posted: list[Event], say: Callable[[str], None] = print
 ) -> tuple[Counted, ClaimUpdater]:
     book = Counted(path / "ledger.db", "here", MACHINE)
@@ -49,7 +49,7 @@ def made(
 
 
 def test_the_ledger_knows_what_a_run_holds(tmp_path: Path) -> None:
-    book, keeper = made(tmp_path, "a", [])
+    book, keeper = start_updater(tmp_path, "a", [])
     keeper.on_step(0.0, [], [StartWorker(1, (cpu(2),), ()), StartWorker(2, (cpu(1),), ())])
     until(lambda: cpus_of(book.owners()[0].held) == 3000)
     keeper.on_step(1.0, [WorkerStopped(1)], [])
@@ -61,7 +61,7 @@ def test_the_ledger_knows_what_a_run_holds(tmp_path: Path) -> None:
 
 def test_a_run_releases_the_share_of_a_newcomer_only_after_it_read_its_limit(tmp_path: Path) -> None:
     posted: list[Event] = []
-    book, keeper = made(tmp_path, "a", posted)
+    book, keeper = start_updater(tmp_path, "a", posted)
     keeper.on_step(0.0, [], [StartWorker(number, (cpu(1),), ()) for number in range(6)])
     newcomer = ClaimRequest("b")
     assert not isinstance(book.request(newcomer, (cpu(3),)), Grant)
@@ -89,7 +89,7 @@ def damage(path: Path) -> None:
 
 def test_a_damaged_ledger_is_reported_once_and_the_run_continues(tmp_path: Path) -> None:
     messages: list[str] = []
-    book, keeper = made(tmp_path, "a", [], messages.append)
+    book, keeper = start_updater(tmp_path, "a", [], messages.append)
     damage(tmp_path / "ledger.db")
     until(lambda: messages, "the damage is reported")
     keeper.on_step(0.0, [], [StartWorker(1, (cpu(2),), ())])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from data.sink_aids import as_csv, logged, opened, rows_of, writers, written
+from data.sink_aids import as_csv, opened, rows_of, through_log, writers, written
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.sinks import open_sink, sink
 from runtime.aids import Script
@@ -152,7 +152,7 @@ def test_a_disk_that_is_full_while_workers_write(kind: str, tmp_path: Path) -> N
         last = pieces[-1]
         assert (target.parts / "w0").stat().st_size == last.offset + last.length + (last.keys or [0, 0])[1]
         pieces.append(writer.write([5000], [{"t": "small"}]))  # what is left of the disk can still be used
-        assert target.which_exist(logged(pieces)) == [True] * len(pieces)
+        assert target.which_exist(through_log(pieces)) == [True] * len(pieces)
 
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.sink_aids import logged, opened, rows_of, tear, writers
+from data.sink_aids import opened, rows_of, tear, through_log, writers
 from dovetail.control.payload import PartFileRange
 from dovetail.data.writers.piece_merge import decode_keys, encode_keys, merge_in_order
 
@@ -54,7 +54,7 @@ def test_ordered_output_is_the_sorted_rows(kind: str, case: tuple[list[Any], lis
         for worker in workers:
             worker.end()
         tear(target)
-        target.finish(logged(made))
+        target.finish(through_log(made))
         found = [row["k"] for row in rows_of(Path(folder) / f"x.{kind}")]
         target.close()
     assert found == [f"{as_tuple(key)}\n" for key in sorted(keys, key=as_tuple)]
@@ -93,7 +93,7 @@ def test_the_same_key_in_two_pieces_loses_nothing(tmp_path: Path) -> None:
     one, other = writers(target, 2)
     pieces = [one.write(range(3), [{"a": f"one\n{at}"} for at in range(3)])]
     pieces.append(other.write(range(3), [{"a": f"other\n{at}"} for at in range(3)]))
-    target.finish(logged(pieces))
+    target.finish(through_log(pieces))
     found = [row["a"].split("\n") for row in rows_of(tmp_path / "x.csv")]
     assert [number for _, number in found] == ["0", "0", "1", "1", "2", "2"]
     assert sorted(found) == [[who, str(at)] for who in ("one", "other") for at in range(3)]

@@ -47,7 +47,7 @@ class ScriptedRun:
         return STORY.get(self.second, ([], []))[0]
 
     def submit(self, commands: Sequence[EngineCommand | DataCommand]) -> None:
-        """Nothing is really done."""
+        """Ignore the commands."""
 
     def close(self) -> None: ...
 

@@ -22,7 +22,7 @@ stages:
 """
 
 
-def after(*texts: str) -> Any:
+def apply_texts(*texts: str) -> Any:
     document = parse_document(TEXT, "p.yaml")
     return apply_overrides(document, [parse_override(text, document.data) for text in texts]).data
 
@@ -57,7 +57,7 @@ def problems_of(*texts: str) -> list[tuple[str, str, str]]:
     ],
 )
 def test_a_value_is_put_in_its_place(text: str, way: tuple[Any, ...], value: Any) -> None:
-    found = after(text)
+    found = apply_texts(text)
     for step in way:
         found = found[step]
     assert found == value
@@ -145,7 +145,7 @@ def test_an_invalid_override_is_reported_with_its_option(text: str, words: str |
         assert problems_of(text)
         return
     with pytest.raises(ConfigError) as found:
-        after(text)
+        apply_texts(text)
     (problem,) = found.value.problems
     assert problem.code == "DT360"
     assert problem.place == f"--set {text}"

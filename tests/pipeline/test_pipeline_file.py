@@ -47,7 +47,7 @@ def load(folder: Path, text: str, name: str = "p.yaml") -> Pipeline:
 
 
 def problems(folder: Path, text: str, name: str = "p.yaml") -> list[Problem]:
-    """With their places shortened to line:column."""
+    """Problems of a file, with places shortened to line:column."""
     with pytest.raises(PipelineError) as caught:
         load(folder, text, name)
     found = caught.value.problems

@@ -90,7 +90,7 @@ def states_of(cluster: Cluster, seats: Iterable[Seat]) -> list[State]:
 
 
 def states_of_ledger(cluster: Cluster, free: Sequence[FreeResources]) -> list[State]:
-    """What a ledger says, as plain values."""
+    """States of a ledger as plain values."""
     return [
         State(
             node,
@@ -125,7 +125,7 @@ def ways(shape: Shape, state: State) -> tuple[Way, ...]:
 
 
 def _dealt(shape: Shape, state: State, chosen: tuple[int, ...]) -> Way | None:
-    """What the shape takes of these cards; codecs are dealt from the first card on. None: it cannot sit there."""
+    """Shares of these cards for a shape; codecs are dealt from the first card on. None: it does not fit."""
     nvdecs, nvencs, shares = shape.nvdecs, shape.nvencs, []
     for index in chosen:
         share = _share(shape, state, index, nvdecs, nvencs)
@@ -267,7 +267,7 @@ def pick(shape: Shape, states: Sequence[State], rule: Rule) -> Pick | None:
 
 
 def seats_of(shape: Shape, states: Sequence[State], rule: Rule) -> tuple[Seat, ...] | None:
-    """Where a rescan seats one more worker that is no gang."""
+    """Seats that a rescan chooses for one more worker that is no gang."""
     found = pick(shape, states, rule)
     return None if found is None else (seat_of(shape, states[found.position].node.name, found.way),)
 
@@ -285,8 +285,8 @@ def room_for(shape: Shape, state: State, most: int) -> int:
 
 
 def gang_on_one_node(shape: Shape, states: Sequence[State], rule: Rule) -> tuple[Seat, ...] | None:
-    """Where a rescan seats all ranks on one node, each where it is best after those before it: the highest mean score
-    (rounded down) wins, the first node on ties."""
+    """Seats that a rescan chooses for all ranks on one node, each in the best place after the ranks before it: the
+    highest mean score (rounded down) wins, the first node on ties."""
     rank = replace(shape, ranks=1)
     best: tuple[int, tuple[Seat, ...]] | None = None
     for state in states:

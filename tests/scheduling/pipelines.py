@@ -1,4 +1,4 @@
-"""Which small pipelines are worth planning, and what does trying everything say of them?"""
+"""Small random pipelines, and their optimal plans by exhaustive search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does F say what the definition says, exactly?"""
+"""The fragmentation score F is exactly the value of its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a gang sit together, on the fewest nodes, or not at all?"""
+"""A gang is placed completely, on the fewest nodes, or not at all."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def refused(made: dt.Pipeline, cluster: dt.Cluster | str, mode: str) -> dt.Infea
 
 
 def wave_rates(plan: dt.Plan) -> list[float]:
-    """By the plan's own numbers: the slowest unit of each wave."""
+    """Rate of the slowest unit of each wave, by the plan's own numbers."""
     return [
         min(u.workers * u.rate / u.per_source for u in plan.units if u.name in names and u.per_source)
         for names in plan.waves

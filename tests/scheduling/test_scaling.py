@@ -1,4 +1,4 @@
-"""Does the work per placement stay the same when the cluster grows?"""
+"""The work per placement does not grow with the cluster."""
 
 from __future__ import annotations
 

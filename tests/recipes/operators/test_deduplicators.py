@@ -180,7 +180,7 @@ def test_shingles_of_any_window_size_are_correct() -> None:
 
 
 def by_definition(shingles: set[bytes], permutations: int, used: int) -> list[int]:
-    """As Data-Juicer writes it, in Python's whole numbers."""
+    """Formula of Data-Juicer with Python's unlimited integers."""
     draw = np.random.RandomState(seed=42)
     prime = (1 << 61) - 1
     least = []
