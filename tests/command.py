@@ -109,6 +109,6 @@ def modules_of_tests() -> list[str]:
 
 
 def text_of(stream: IO[str]) -> str:
-    """What was written so far."""
+    """Text written so far."""
     stream.flush()
     return Path(stream.name).read_text(encoding="utf-8")

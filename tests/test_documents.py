@@ -464,7 +464,7 @@ except DovetailError as error:
 
 
 def load_within_bounds(path: Path | str) -> str:
-    """What loading this as a cluster says, in a process that may use 1 GB and 20 CPU-seconds."""
+    """Error of loading this as a cluster, in a process limited to 1 GB and 20 CPU-seconds."""
     env = {**os.environ, "PYTHONPATH": str(Path(dovetail.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", BOUNDED, str(path)], env=env, capture_output=True, text=True, check=False, timeout=60

@@ -277,7 +277,7 @@ class SentenceReaders(ast.NodeVisitor):
 
 
 def test_no_code_reads_the_text_of_an_error() -> None:
-    """What a problem is about is data: `Problem.subject`, `Change`, `Call`, `Text`."""
+    """The subject of a problem is data: `Problem.subject`, `Change`, `Call`, `Text`."""
     source = Path(errors.__file__).parent
     found: set[str] = set()
     for file in source.rglob("*.py"):

@@ -156,7 +156,7 @@ def test_a_disk_that_is_full_while_workers_write(kind: str, tmp_path: Path) -> N
 
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
-    """Without a right to mount: a limit on the size of files."""
+    """A limit on the size of files replaces a full disk where the test may not mount one."""
     target = opened(tmp_path / "x.jsonl", "r1")
     code = (
         "import os, pickle, resource\n"

@@ -312,7 +312,7 @@ def test_too_few_views_give_no_steady_rate() -> None:
 
 
 def test_a_reader_parses_only_what_was_written_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also across rotations, and it finds the same as a new reader as long as nothing has rotated away."""
+    """The same holds across rotations: it finds what a new reader finds, unless a file has rotated away."""
     parsed: list[int] = []
     real = read_lines_from
 

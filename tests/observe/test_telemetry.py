@@ -123,7 +123,7 @@ def test_a_stage_that_uses_more_than_it_requested_gets_advice_once() -> None:
         asked = WrittenRequest(cpus=0.05, memory_bytes=10 * MB)
 
         def clock() -> float:
-            """So slow that the worker is busy also where many others are."""
+            """A clock so slow that the worker is busy even on a loaded machine."""
             return time.monotonic() / 20
 
         telemetry = Telemetry(
@@ -170,7 +170,7 @@ def test_a_worker_that_is_not_there_any_more_or_not_yet_is_no_trouble() -> None:
 
 
 def test_ten_workers_cost_less_than_a_hundredth_of_a_core() -> None:
-    """At one look per second; measured on a quiet machine: 0.1 %."""
+    """At one sample per second; measured on a quiet machine: 0.1 %."""
     with ExitStack() as stack:
         workers = [stack.enter_context(session("say(); wait()")) for _ in range(10)]
         for worker in workers:

@@ -334,7 +334,7 @@ def test_a_type_in_place_of_a_mapping_is_an_error_like_any_other(name: str) -> N
 
 
 class WithoutTruth:
-    """Like an array: asking whether it is true raises."""
+    """An object whose truth value raises, like that of an array."""
 
     def __bool__(self) -> bool:
         raise ValueError("the truth value of an array is ambiguous")

@@ -88,7 +88,7 @@ def test_only_the_last_batch_of_the_input_is_partial(
 def test_results_are_delivered_with_the_epoch_of_their_item(
     batch: int, items: int, fan: tuple[int, ...], epoch_batches: int, workers: int
 ) -> None:
-    """Also where a call happens to return as many items as it gets, unless all of the first calls do."""
+    """A single call that returns as many items as it gets changes nothing, unless all of the first calls do so."""
     rig = simulate_stages(
         [stage("a"), stage("b", batch_size=batch, workers=workers)],
         {

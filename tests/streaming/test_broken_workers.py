@@ -124,7 +124,7 @@ def test_many_neighbours_that_break_their_workers_cost_few_good_items(
 @settings(max_examples=settings().max_examples // 4)
 @given(st.integers(0, 2**32))
 def test_a_run_ends_whatever_breaks_its_workers(seed: int) -> None:
-    """Also where several slots, batches and ordinary bad rows make it unclear what broke a worker."""
+    """It ends even if slots, batches and ordinary bad rows make the cause of a broken worker unclear."""
     dice = Random(seed)
     items, workers = dice.choice([60, 200]), dice.choice([1, 2, 4])
     starts = [dice.randrange(items) for _ in range(dice.randrange(1, 4))]
