@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CLUSTER = "2cpu, 4GB"
-"""So that no test depends on the machine."""
+"""A fixed cluster, so that no test depends on the machine."""
 HALF = "1cpu, 1GB"
 """One worker, which goes from row to row."""
 OTHER = "2cpu, 3GB"
-"""For who fills something at the same time: runs on one cluster share it."""
+"""Another cluster, for a backfill that runs at the same time: runs on one cluster share it."""
 HERE = Path(__file__).parent
 JOB = """
 import sys, time
@@ -54,13 +54,13 @@ Lance warns at each fork."""
 
 @dataclass(frozen=True)
 class Bucket:
-    """Of an S3 server on this machine."""
+    """A bucket of an S3 server on this machine."""
 
     uri: str
     storage: dict[str, str]
 
 
-def made(folder: Path, rows: int, each: int, name: str = "t", **settings: Any) -> str:
+def create_table(folder: Path, rows: int, each: int, name: str = "t", **settings: Any) -> str:
     """A table of `id` and `text`, of fragments of `each` rows."""
     uri = str(folder / f"{name}.lance")
     lance.write_dataset(rows_from(0, rows), uri, max_rows_per_file=each, **settings)
@@ -84,7 +84,7 @@ def by_id(uri: str, name: str) -> dict[int, Any]:
 
 
 def twice(rows: Iterable[int], missing: Iterable[int] = ()) -> dict[int, int | None]:
-    """What `doubled` and its like give."""
+    """Expected results of `doubled` and similar functions."""
     nulls = set(missing)
     return {row: None if row in nulls else 2 * row for row in rows}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BAD = 5
 
 
-def gated(folder: Path, at: int, times: int = 2) -> Any:
+def gated_function(folder: Path, at: int, times: int = 2) -> Any:
     """Waits at a row until there is a file `go`, and says so."""
 
     def function(id: int) -> int:
@@ -34,7 +34,7 @@ def gated(folder: Path, at: int, times: int = 2) -> Any:
     return dt.udf(function, version=f"gated {times}")
 
 
-def brittle(folder: Path, times: int = 2) -> Any:
+def brittle_function(folder: Path, times: int = 2) -> Any:
     """A row fails while there is a file `bad`."""
 
     def function(id: int) -> int:
@@ -45,8 +45,8 @@ def brittle(folder: Path, times: int = 2) -> Any:
     return dt.udf(function, version=f"times {times}")
 
 
-def failing(folder: Path, version: str = "1") -> Any:
-    """At the rows whose numbers are names of files in the folder."""
+def failing_function(folder: Path, version: str = "1") -> Any:
+    """Function that fails for the rows whose numbers are names of files in the folder."""
 
     def function(id: int) -> int:
         if (folder / str(id)).exists():
@@ -57,7 +57,7 @@ def failing(folder: Path, version: str = "1") -> Any:
 
 
 @contextmanager
-def beside(folder: Path, table: dt.Table, *args: Any, call: str = "backfill", **how: Any) -> Iterator[Future[Any]]:
+def run_beside(folder: Path, table: dt.Table, *args: Any, call: str = "backfill", **how: Any) -> Iterator[Future[Any]]:
     """A call that waits at its gate; what it waits for is there when this ends."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(getattr(table, call), *args, **{"cluster": HALF, **how})

@@ -68,7 +68,7 @@ def run_command(
 def like_a_process(cwd: Path | None = None, stdin: str = "", **variables: str) -> Iterator[tuple[IO[str], IO[str]]]:
     """Run code as in a new process in this folder: with its own streams, variables, import path and modules.
 
-    Yields stdout and stderr, which are files. All is restored afterwards. Modules of test folders are loaded anew:
+    Yields stdout and stderr, which are files. All is restored afterwards. Modules of test folders are loaded again:
     another test may have used the same names, and a later command may find them changed.
     """
     folder = Path.cwd() if cwd is None else cwd
@@ -109,6 +109,6 @@ def modules_of_tests() -> list[str]:
 
 
 def text_of(stream: IO[str]) -> str:
-    """What was written so far."""
+    """Text written so far."""
     stream.flush()
     return Path(stream.name).read_text(encoding="utf-8")

@@ -302,7 +302,7 @@ def hangs(id: int) -> int:
 
 
 class AcceleratorError(RuntimeError):
-    """As torch.AcceleratorError."""
+    """Stands in for torch.AcceleratorError."""
 
 
 class Breaks:

@@ -134,7 +134,7 @@ class ThreadServer:
         self._report_exit(number, KILLED_STATUS)
 
     def flush(self) -> None:
-        """Nothing waits: threads are started and killed at once."""
+        """No requests wait: threads are started and killed at once."""
 
     def receive(self) -> tuple[list[Frame], bool]:
         with suppress(BlockingIOError):

@@ -101,9 +101,9 @@ class FakeCluster:
     def add(self, name: str, **resources: Any) -> FakeNode:
         """Add a node with `num_cpus`, `num_gpus`, `resources`, `labels`, ... of Ray's `RayParams`."""
         given = {"memory": 4 * GB, "object_store_memory": 128 * MB, "labels": {"fake": name}} | resources
-        told = self._ask("add", patience_s=3 * START_S, name=name, **given)
-        self.address = told["address"]
-        self.nodes[name] = FakeNode(name, told["node_id"], told["raylet_pid"])
+        answer = self._ask("add", patience_s=3 * START_S, name=name, **given)
+        self.address = answer["address"]
+        self.nodes[name] = FakeNode(name, answer["node_id"], answer["raylet_pid"])
         return self.nodes[name]
 
     def remove(self, name: str) -> None:
@@ -115,9 +115,11 @@ class FakeCluster:
 
     def available(self) -> dict[str, dict[str, float]]:
         """Available resources as in `ray.available_resources()`, by name of the present nodes."""
-        told = self._ask("available")
+        answer = self._ask("available")
         return {
-            name: {what: amount for what, amount in told.get(node.node_id, {}).items() if not what.startswith("node:")}
+            name: {
+                what: amount for what, amount in answer.get(node.node_id, {}).items() if not what.startswith("node:")
+            }
             for name, node in self.nodes.items()
         }
 
@@ -156,18 +158,18 @@ class FakeCluster:
         try:
             stdin.write(json.dumps({"do": do, **more}) + "\n")
             stdin.flush()
-            heard = bool(select.select([stdout], [], [], patience_s)[0])
-            line = stdout.readline() if heard else ""
+            is_readable = bool(select.select([stdout], [], [], patience_s)[0])
+            line = stdout.readline() if is_readable else ""
         except BrokenPipeError:
             line = ""
         if not line:
-            raise RayWouldNotStart(f"the keeper of Ray did not answer {do!r}:\n{self._said()}")
-        told = json.loads(line)
-        if "failed" in told:
-            raise RayWouldNotStart(told["failed"])
-        return told["answer"]
+            raise RayWouldNotStart(f"the keeper of Ray did not answer {do!r}:\n{self._keeper_log()}")
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise RayWouldNotStart(answer["failed"])
+        return answer["answer"]
 
-    def _said(self) -> str:
+    def _keeper_log(self) -> str:
         self._log.seek(0)
         return self._log.read()[-2000:]
 

@@ -68,8 +68,8 @@ class Keeper:
             option, _, agent = str(word).partition("_command=")
             if (kind := option.removeprefix("--")) in self._stubs:
                 port, names = STUBS[kind]
-                told = dict(one.split("=", 1) for one in agent.split() if one.startswith("--") and "=" in one)
-                words = [told["--session-dir"], told["--node-id"], port, *names]
+                options = dict(one.split("=", 1) for one in agent.split() if one.startswith("--") and "=" in one)
+                words = [options["--session-dir"], options["--node-id"], port, *names]
                 stub = subprocess.list2cmdline([sys.executable, "-I", "-S", "-c", STUB, *words])
                 command[place] = f"{option}_command={stub}"
         return self._start_process(command, *arguments, **named)
@@ -82,11 +82,11 @@ class Keeper:
             try:
                 return self._added(name, arguments)
             except Exception as failure:  # Ray raises bare Exceptions
-                said = f"attempt {attempt + 1} of {ATTEMPTS}: {failure}\n{self._last_words()}"
-                sys.stderr.write(said + "\n")
+                message = f"attempt {attempt + 1} of {ATTEMPTS}: {failure}\n{self._last_words()}"
+                sys.stderr.write(message + "\n")
                 _kill(self._strays())
                 if attempt == ATTEMPTS - 1 or self._cluster.head_node is None:
-                    raise NoNode(said) from failure
+                    raise NoNode(message) from failure
         raise AssertionError("unreachable")
 
     def _added(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ def main(times: int = TIMES, per_core: int = PER_CORE, *tests: str) -> int:
             began = time.monotonic()
             ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
             failed += ended.returncode != 0
-            said = ended.stdout.strip().splitlines()
-            lines = [line for line in said if line.startswith(("FAILED", "ERROR"))] + said[-1:]
+            output_lines = ended.stdout.strip().splitlines()
+            lines = [line for line in output_lines if line.startswith(("FAILED", "ERROR"))] + output_lines[-1:]
             kept = Path(tempfile.gettempdir(), f"ray_under_load-{number}.txt")
             kept.write_text(ended.stdout + ended.stderr)
             lines.append(str(kept))

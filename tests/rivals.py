@@ -1,4 +1,4 @@
-"""What processes do that race for the same file or lease, in a module that they import without pytest and Lance."""
+"""Functions of processes that race for the same file or lease; importable without pytest and Lance."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def take_leases(uri: str, rounds: int, barrier: Any, results: Any) -> None:
             results.put((at, str(error)))
         else:
             results.put((at, None))
-        barrier.wait()  # nobody gives it back before all have asked
+        barrier.wait()  # no process releases it before all have tried
         if lease is not None:
             lease.release()
 
 
 def _refuse(text: str) -> NoReturn:
-    raise AssertionError(f"nothing was to be said, but: {text}")
+    raise AssertionError(f"unexpected message: {text}")

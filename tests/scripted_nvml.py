@@ -1,4 +1,4 @@
-"""What would pynvml answer on a machine that a test describes?"""
+"""Simulated pynvml of a machine that a test describes."""
 # ruff: noqa: N801, N802 -- the names are pynvml's
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class ScriptedNvml:
         self.open = 0
 
     def lose(self, index: int, call: str = "nvmlDeviceGetHandleByIndex") -> None:
-        """From now on the card answers this call, and nothing else, with GPU_IS_LOST."""
+        """Let this call of the card, and no other, raise GPU_IS_LOST from now on."""
         self.card_list[index].fails[call] = NVMLError_GpuIsLost
 
     def nvmlInit(self) -> None:

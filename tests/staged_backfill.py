@@ -45,7 +45,7 @@ class Staged:
         self.rows = ready.fragments()[0].rows
 
     def task(self, start: int, stop: int) -> RangeTask:
-        """Of the first fragment."""
+        """A task of the first fragment."""
         return RangeTask(0, self.rows, self.inputs, start, stop, before=self.before, budget_s=PATIENCE_S)
 
     def worker(self) -> RangeWorker:
@@ -63,7 +63,7 @@ class Staged:
         return Committer(self.found, NEVER_S, self.filling.target.input_hash, self.filling._on_commit)
 
     def dealer(self, *tasks: RangeTask) -> TaskQueue:
-        """As `_round` begins with these."""
+        """Dealer of these tasks, as at the begin of `_round`."""
         self.filling._tracker = FragmentTracker(tasks)
         dealer = TaskQueue((), 2)
         dealer._outstanding = len(tasks)

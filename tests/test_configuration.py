@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dovetail as dt
-from cli.jobs import Place
+from cli.jobs import CommandFolder
 from dovetail.documents.configuration import CONFIGURATION, configuration_table, configured, variable_of
 from dovetail.observe.run_folder import home_folder
 from dovetail.runtime.configured_engine import configured_engine
@@ -130,11 +130,11 @@ def test_the_documentation_has_the_table_of_settings() -> None:
 
 
 @pytest.fixture
-def place(folder: Path, in_process: None) -> Place:
-    return Place(folder)
+def place(folder: Path, in_process: None) -> CommandFolder:
+    return CommandFolder(folder)
 
 
-def test_commands_use_the_configured_cluster_unless_another_is_given(place: Place) -> None:
+def test_commands_use_the_configured_cluster_unless_another_is_given(place: CommandFolder) -> None:
     written(place.folder / "dovetail.toml", f'cluster = "{BIG}"\n')
     assert f"on {BIG}" in place.run("plan", "p.yaml").stdout
     assert "on 1x(3cpu)" in place.run("plan", "p.yaml", "--cluster", "1x(3cpu)").stdout
@@ -142,7 +142,7 @@ def test_commands_use_the_configured_cluster_unless_another_is_given(place: Plac
     assert "of 8\n" in place.run("simulate", "p.yaml", "--limit", "10").stdout
 
 
-def test_a_cluster_that_is_typed_wins_over_a_configured_ray(place: Place) -> None:
+def test_a_cluster_that_is_typed_wins_over_a_configured_ray(place: CommandFolder) -> None:
     """Ray is not contacted."""
     written(place.folder / "dovetail.toml", 'engine = "ray:127.0.0.1:1"\n')
     for command in ("plan", "simulate", "explain"):
@@ -153,7 +153,7 @@ def test_a_cluster_that_is_typed_wins_over_a_configured_ray(place: Place) -> Non
     assert place.run("plan", "p.yaml").returncode == 5
 
 
-def test_an_error_of_a_configured_cluster_names_the_line(place: Place) -> None:
+def test_an_error_of_a_configured_cluster_names_the_line(place: CommandFolder) -> None:
     path = written(place.folder / "dovetail.toml", 'cluster = "(4cpu, 2xH10O)"\n')
     for command in (["plan", "p.yaml"], ["run", "p.yaml"], ["simulate", "p.yaml"]):
         found = place.run(*command)
@@ -162,7 +162,7 @@ def test_an_error_of_a_configured_cluster_names_the_line(place: Place) -> None:
         assert "did you mean 'H100'?" in found.stderr
 
 
-def test_a_run_uses_home_cluster_and_verbosity_of_the_project_file(place: Place) -> None:
+def test_a_run_uses_home_cluster_and_verbosity_of_the_project_file(place: CommandFolder) -> None:
     written(place.folder / "dovetail.toml", 'home = "store"\ncluster = "1x(2cpu, 4GB)"\nverbosity = "quiet"\n')
     done = place.run("run", "p.yaml", DOVETAIL_HOME="")
     assert done.returncode == 0, done.stderr
@@ -171,7 +171,7 @@ def test_a_run_uses_home_cluster_and_verbosity_of_the_project_file(place: Place)
     assert "double 2 workers" in place.run("run", "p.yaml", DOVETAIL_HOME="", DOVETAIL_VERBOSITY="normal").stderr
 
 
-def test_python_uses_the_project_file(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_uses_the_project_file(place: CommandFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_HOME", str(place.home))
     monkeypatch.setenv("DOVETAIL_CLUSTER", "1x(2cpu, 4GB)")
     run = dt.run(dt.Pipeline([dt.Stage("same", _same)]), [1, 2, 3])

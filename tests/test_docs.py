@@ -240,7 +240,7 @@ def shown_sessions(page: Path) -> list[tuple[str, list[str]]]:
 
 
 def followed(command: str, folder: Path) -> list[str]:
-    """What a command of the page prints: stdout, then stderr."""
+    """Output of a command of the page: stdout, then stderr."""
     steps = folder / "steps.py"
     if "--retry-errors" in command:
         steps.write_text(steps.read_text(encoding="utf-8").replace(*CORRECTION), encoding="utf-8")

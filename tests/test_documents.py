@@ -217,7 +217,7 @@ def test_a_file_that_is_no_configuration_is_refused_by_its_size(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "said"),
+    ("text", "place", "expected_message"),
     [
         ("a: 1\n\tb: 2\n", "2:1", r"'\t'"),
         ("a:\n\t- b\n", "2:1", r"'\t'"),
@@ -225,16 +225,16 @@ def test_a_file_that_is_no_configuration_is_refused_by_its_size(tmp_path: Path) 
         ("a: 'b\n", "1:4", "the quote ' is not closed"),
         ("a: 1\n b: 2\n", "2:3", "mapping values are not allowed"),
         ("- a\nb: 1\n", "2:1", "expected"),
-        ("a: *nobody\n", "1:4", "undefined alias"),
+        ("a: *unknown\n", "1:4", "undefined alias"),
         ("a: 1\n---\nb: 2\n", "2:1", "another document"),
         ("--- a\n--- b\n", "2:1", "another document"),
         ("a: @x\n", "1:4", "'@'"),
     ],
 )
-def test_what_is_no_yaml_is_an_error_with_line_and_column(text: str, place: str, said: str) -> None:
+def test_what_is_no_yaml_is_an_error_with_line_and_column(text: str, place: str, expected_message: str) -> None:
     problem = only_problem(text)
     assert (problem.code, problem.place) == ("DT010", f"f.yaml:{place}")
-    assert said in problem.message
+    assert expected_message in problem.message
 
 
 @pytest.mark.parametrize("letter", ["\x00", "\x07", "\x1b", "\x7f", "\ufffe"])
@@ -260,7 +260,7 @@ def test_a_letter_that_yaml_forbids_is_an_error_that_names_it_and_its_line(lette
         "!!omap 1",
         "!!python/object/apply:os.system [ls]",
         "!!python/name:os.system",
-        "!nobody x",
+        "!unknown x",
         "0b_",
         "0x_",
         "9" * 5000,
@@ -416,7 +416,7 @@ def test_json_has_the_depth_limit_of_yaml(depth: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "place", "said"),
+    ("name", "text", "place", "expected_message"),
     [
         ("f.yaml", 'name: "x\nsource: y\nsink: z\n', "1:7", 'the quote " is not closed'),
         ("f.yaml", "a: 1\nname: 'x\nsource: 'y'\nsink: z\n", "2:7", "the quote ' is not closed"),
@@ -426,11 +426,13 @@ def test_json_has_the_depth_limit_of_yaml(depth: int) -> None:
         ("f.json", '{"a": {"b]": 2},\n "c": {"d": 1\n', "2:7", "the bracket { is not closed"),
     ],
 )
-def test_an_unclosed_quote_or_bracket_is_reported_where_it_begins(name: str, text: str, place: str, said: str) -> None:
+def test_an_unclosed_quote_or_bracket_is_reported_where_it_begins(
+    name: str, text: str, place: str, expected_message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_document(text, name)
     (problem,) = caught.value.problems
-    assert said in problem.message
+    assert expected_message in problem.message
     assert problem.place == f"{name}:{place}"
     assert problem.fix_texts
 
@@ -462,7 +464,7 @@ except DovetailError as error:
 
 
 def load_within_bounds(path: Path | str) -> str:
-    """What loading this as a cluster says, in a process that may use 1 GB and 20 CPU-seconds."""
+    """Error of loading this as a cluster, in a process limited to 1 GB and 20 CPU-seconds."""
     env = {**os.environ, "PYTHONPATH": str(Path(dovetail.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", BOUNDED, str(path)], env=env, capture_output=True, text=True, check=False, timeout=60
@@ -477,9 +479,9 @@ def load_within_bounds(path: Path | str) -> str:
 def test_a_billion_laughs_are_an_error_and_not_a_billion_laughs(tmp_path: Path, bomb: str) -> None:
     path = tmp_path / "bomb.yaml"
     path.write_text(bomb + "nodes: [{cpus: 4, labels: *a11}]\n")
-    said = load_within_bounds(path)
-    assert "error[DT0" in said
-    assert int(said.split()[0]) < 10_000, "the laughs are in the message"
+    message = load_within_bounds(path)
+    assert "error[DT0" in message
+    assert int(message.split()[0]) < 10_000, "the laughs are in the message"
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")

@@ -171,7 +171,7 @@ def test_everything_in_the_module_is_exported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "known", "said"),
+    ("word", "known", "suggestion"),
     [
         ("cpu", ["cpus", "gpus"], " (did you mean 'cpus'?)"),
         ("memroy", ["memory", "gpu_memory"], " (did you mean 'memory'?)"),
@@ -183,16 +183,16 @@ def test_everything_in_the_module_is_exported() -> None:
         ("cpus", [], ""),
     ],
 )
-def test_the_nearest_known_word_is_suggested_whatever_its_case(word: str, known: list[str], said: str) -> None:
-    assert did_you_mean(word, known) == said
+def test_the_nearest_known_word_is_suggested_whatever_its_case(word: str, known: list[str], suggestion: str) -> None:
+    assert did_you_mean(word, known) == suggestion
 
 
 @given(st.text(max_size=8), st.lists(st.text(max_size=8), max_size=5))
 def test_only_a_known_word_is_ever_suggested(word: str, known: list[str]) -> None:
-    said = did_you_mean(word, known)
-    assert said == "" or said in {f" (did you mean {name!r}?)" for name in known}
+    suggestion = did_you_mean(word, known)
+    assert suggestion == "" or suggestion in {f" (did you mean {name!r}?)" for name in known}
     if word and word.casefold() in {name.casefold() for name in known}:
-        assert said
+        assert suggestion
 
 
 # ---- no code reads a sentence
@@ -277,7 +277,7 @@ class SentenceReaders(ast.NodeVisitor):
 
 
 def test_no_code_reads_the_text_of_an_error() -> None:
-    """What a problem is about is data: `Problem.subject`, `Change`, `Call`, `Text`."""
+    """The subject of a problem is data: `Problem.subject`, `Change`, `Call`, `Text`."""
     source = Path(errors.__file__).parent
     found: set[str] = set()
     for file in source.rglob("*.py"):

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import dovetail as dt
-from cli.jobs import CLUSTER, Place
+from cli.jobs import CLUSTER, CommandFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +30,8 @@ Done = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
-def place(tmp_path: Path, in_process: None) -> Place:
-    return Place(tmp_path / "project")
+def place(tmp_path: Path, in_process: None) -> CommandFolder:
+    return CommandFolder(tmp_path / "project")
 
 
 def printed_fixes(done: Done) -> list[str]:
@@ -49,7 +49,7 @@ def error_place(done: Done) -> tuple[str, int, int]:
 # ---- how a fix is applied
 
 
-def as_option(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_option(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     """Add the option, in place of an option of the same name that can be given only once."""
     words = shlex.split(fix)
     kept = list(command)
@@ -59,45 +59,45 @@ def as_option(place: Place, command: list[str], done: Done, fix: str) -> list[st
     return [*kept, *words]
 
 
-def as_set_option(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_set_option(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     """Replace the `--set` that is wrong."""
     return as_option(place, as_removal(place, command, done, "remove --set"), done, fix)
 
 
-def as_removal(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_removal(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     at = command.index(fix.removeprefix("remove "))
     return [*command[:at], *command[at + 2 :]]
 
 
-def as_removal_of_share(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_removal_of_share(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     """`--cluster "1x(4cpu, 8GB)", and omit --share`."""
     option, _, omitted = fix.partition(", and omit ")
     assert omitted == "--share"
     return [*as_removal(place, command, done, f"remove {omitted}"), *shlex.split(option)]
 
 
-def as_command(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_command(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     words = shlex.split(fix)
     assert words[0] == "dovetail"
     return words[1:]
 
 
-def as_argument(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_argument(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     return [command[0], fix, *command[2:]]
 
 
-def as_arguments(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_arguments(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     """`p.yaml --source in.jsonl` in place of the file."""
     return [command[0], *shlex.split(fix), *command[2:]]
 
 
-def as_spec(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_spec(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     at = command.index("--cluster") + 1
     (spec,) = shlex.split(fix)
     return [*command[:at], spec, *command[at + 1 :]]
 
 
-def as_line(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_line(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     """Put the line into the file, in place of the entry that the error names."""
     name, line, column = error_place(done)
     path = place.folder / name
@@ -107,13 +107,13 @@ def as_line(place: Place, command: list[str], done: Done, fix: str) -> list[str]
     return command
 
 
-def as_first_line(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_first_line(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     path = place.folder / command[1]
     path.write_text(f"{fix}\n{path.read_text()}")
     return command
 
 
-def as_end_of_line(place: Place, command: list[str], done: Done, fix: str) -> list[str]:
+def as_end_of_line(place: CommandFolder, command: list[str], done: Done, fix: str) -> list[str]:
     """ "add X at the end of the value"."""
     name, line, _ = error_place(done)
     lines = (place.folder / name).read_text().splitlines()
@@ -142,14 +142,14 @@ def entry_at(text: str, line: int, column: int) -> tuple[int, int]:
 # ---- mistakes on the command line and in files
 
 
-Apply = Callable[[Place, list[str], Done, str], list[str]]
+Apply = Callable[[CommandFolder, list[str], Done, str], list[str]]
 
 
 @dataclass(frozen=True)
 class MistakeCase:
-    """A mistake, what is said about it, and how the fix with this number is applied."""
+    """A mistake, its expected message, and how the fix with this number is applied."""
 
-    said: str
+    message: str
     apply: Apply
     file: str = HEAD + DOUBLE
     command: tuple[str, ...] = ("run", "p.yaml")
@@ -350,7 +350,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_printed_fix_works_when_it_is_pasted(place: Place, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_printed_fix_works_when_it_is_pasted(
+    place: CommandFolder, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = MISTAKES[name]
     (place.folder / "p.yaml").write_text(case.file)
     for file, text in case.files.items():
@@ -361,14 +363,14 @@ def test_a_printed_fix_works_when_it_is_pasted(place: Place, name: str, monkeypa
         assert place.run(*command).returncode == 0
     failed = place.run(*case.command)
     assert failed.returncode == case.code, failed.stderr
-    assert case.said in failed.stderr
+    assert case.message in failed.stderr
     fix = printed_fixes(failed)[case.fix]
     corrected = case.apply(place, list(case.command), failed, fix)
     done = place.run(*corrected)
     assert done.returncode == 0, f"{fix}\n{corrected}\n{done.stderr}"
 
 
-def test_nothing_that_cannot_be_retried_is_offered_to_be_retried(place: Place) -> None:
+def test_nothing_that_cannot_be_retried_is_offered_to_be_retried(place: CommandFolder) -> None:
     def offered() -> re.Match[str] | None:
         done = place.run("run", "p.yaml", *CLUSTER)
         assert done.returncode == 0, done.stderr
@@ -385,12 +387,12 @@ def test_nothing_that_cannot_be_retried_is_offered_to_be_retried(place: Place) -
     assert place.result() == [{"n": 7}]
 
 
-def text_of_command(place: Place, *command: str) -> str:
+def text_of_command(place: CommandFolder, *command: str) -> str:
     done = place.run(*command)
     return done.stdout + done.stderr
 
 
-def test_an_empty_source_is_named(place: Place) -> None:
+def test_an_empty_source_is_named(place: CommandFolder) -> None:
     (place.folder / "in.jsonl").write_text("")
     (place.folder / "other.jsonl").write_text('{"n": 1}\n')
     done = place.run("run", "p.yaml", *CLUSTER)
@@ -398,7 +400,7 @@ def test_an_empty_source_is_named(place: Place) -> None:
     assert "is empty" not in place.run("run", "p.yaml", *CLUSTER, "--source", "other.jsonl").stderr
 
 
-def test_a_misspelt_command_is_named(place: Place) -> None:
+def test_a_misspelt_command_is_named(place: CommandFolder) -> None:
     failed = place.run("rnu", "p.yaml")
     meant = re.search(r"did you mean '(\w+)'\?", failed.stderr)
     assert failed.returncode == 2
@@ -406,7 +408,7 @@ def test_a_misspelt_command_is_named(place: Place) -> None:
     assert place.run(meant[1], "p.yaml", *CLUSTER).returncode == 0
 
 
-def test_a_file_without_a_command_is_run(place: Place) -> None:
+def test_a_file_without_a_command_is_run(place: CommandFolder) -> None:
     failed = place.run("p.yaml")
     meant = re.search(r"did you mean '([^']+)'\?", failed.stderr)
     assert failed.returncode == 2
@@ -414,7 +416,7 @@ def test_a_file_without_a_command_is_run(place: Place) -> None:
     assert place.run(*meant[1].split(), *CLUSTER).returncode == 0
 
 
-def test_a_line_of_the_project_file_works(place: Place) -> None:
+def test_a_line_of_the_project_file_works(place: CommandFolder) -> None:
     file = place.folder / "dovetail.toml"
     file.write_text('clutser = "1x(2cpu, 4GB)"\n')
     failed = place.run("run", "p.yaml")
@@ -424,14 +426,14 @@ def test_a_line_of_the_project_file_works(place: Place) -> None:
     assert place.run("run", "p.yaml").returncode == 0
 
 
-def test_a_variable_that_is_printed_works(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_printed_works(place: CommandFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = place.run("run", "p.yaml", DOVETAIL_VERBOSITY="loud")
     name, value = printed_fixes(failed)[0].split("=")
     monkeypatch.setenv(name, value)
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 0
 
 
-def test_a_function_that_expects_one_item_gets_the_decorator(place: Place) -> None:
+def test_a_function_that_expects_one_item_gets_the_decorator(place: CommandFolder) -> None:
     code = 'def first(row):\n    return row["n"]\n'
     (place.folder / "mine.py").write_text(code)
     (place.folder / "p.yaml").write_text(HEAD + '  - {name: first, run: "mine:first"}\n')
@@ -443,7 +445,7 @@ def test_a_function_that_expects_one_item_gets_the_decorator(place: Place) -> No
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 0
 
 
-def test_a_result_that_cannot_be_printed_names_the_plain_types(place: Place) -> None:
+def test_a_result_that_cannot_be_printed_names_the_plain_types(place: CommandFolder) -> None:
     (place.folder / "p.yaml").write_text("source: in.jsonl\nstages:\n" + '  - {name: a, run: "steps:objects"}\n')
     failed = place.run("run", "p.yaml", *CLUSTER)
     assert failed.returncode == 1
@@ -606,7 +608,7 @@ def counts(items: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said", "how"),
+    ("wrong", "message", "how"),
     [
         (
             locks,
@@ -618,11 +620,11 @@ def counts(items: list[int]) -> list[int]:
     ],
 )
 def test_a_result_of_the_wrong_kind_becomes_a_list_of_data(
-    home: Path, wrong: Callable[[list[int]], list[int]], said: str, how: str
+    home: Path, wrong: Callable[[list[int]], list[int]], message: str, how: str
 ) -> None:
     with pytest.raises(dt.RunError) as caught:
         list(dt.run([wrong], [1, 2]))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert how in str(caught.value)
     assert sorted(dt.run([same], [1, 2])) == [1, 2]
 

@@ -195,17 +195,17 @@ class ActorContract(ActorSuite):
         assert asyncio.run(ask()) == (("one",), [0, 1, 2], [(number,) for number in range(20)])
 
     def test_a_callback_gets_the_future(self, live: dt.LiveSystem) -> None:
-        heard: list[Any] = []
+        received: list[Any] = []
         future = live.echo.one.echo("x")
-        future.add_done_callback(lambda done: heard.append(done.result()))
-        until(lambda: heard == [("x",)], "the callback has been called")
+        future.add_done_callback(lambda done: received.append(done.result()))
+        until(lambda: received == [("x",)], "the callback has been called")
 
     def test_a_callback_may_call(self, live: dt.LiveSystem) -> None:
-        heard: list[Any] = []
+        received: list[Any] = []
         live.echo.one.echo("x").add_done_callback(
-            lambda done: heard.append(live.echo.one.echo(*done.result(), "y").result(PATIENCE_S))
+            lambda done: received.append(live.echo.one.echo(*done.result(), "y").result(PATIENCE_S))
         )
-        until(lambda: heard == [("x", "y")], "the callback has called")
+        until(lambda: received == [("x", "y")], "the callback has called")
 
     def test_large_arguments_and_results_arrive(self, live: dt.LiveSystem) -> None:
         assert live.echo.one.size(bytes(LARGE_BYTES)).result(4 * PATIENCE_S) == LARGE_BYTES

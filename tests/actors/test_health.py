@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import dovetail as dt
-from actors.test_system_controller import UNKNOWN_METHODS, Rig, role
+from actors.test_system_controller import UNKNOWN_METHODS, ControllerScene, role
 from dovetail.actors.health_check import HealthChecked, HealthLimits
 from dovetail.actors.heartbeat_monitor import HEARTBEAT_S, LATE_HEARTBEATS, HeartbeatMonitor
 from dovetail.actors.hosted_actor import CallRecord, HealthCheck
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 PROBLEM = "health: OSError: too hot"
 
 
-def failed(rig: Rig, name: str = "a", problem: str = PROBLEM, *, counts: bool = True) -> list[Any]:
+def failed(rig: ControllerScene, name: str = "a", problem: str = PROBLEM, *, counts: bool = True) -> list[Any]:
     return rig.step(HealthChecked(rig.worker(name), (name, 0), problem, counts))
 
 
-def states(rig: Rig, instance: str) -> list[tuple[str, str]]:
+def states(rig: ControllerScene, instance: str) -> list[tuple[str, str]]:
     """(state, reason) of an instance in the journal."""
     data = [note.data for note in rig.notes if note.kind == "state" and note.data["instance"] == instance]
     return [(str(one["state"]), str(one["reason"])) for one in data]
@@ -40,7 +40,7 @@ def states(rig: Rig, instance: str) -> list[tuple[str, str]]:
 
 
 def test_consecutive_failures_make_an_instance_degraded_and_then_restart_it() -> None:
-    rig = Rig(role("a", health=dt.Health(failure_threshold=3)), role("b"))
+    rig = ControllerScene(role("a", health=dt.Health(failure_threshold=3)), role("b"))
     rig.launch()
     worker = rig.worker("a")
     assert failed(rig) == [Note("state", f"a[0] is degraded: {PROBLEM}", rig.notes[-1].data)]
@@ -68,7 +68,7 @@ def test_consecutive_failures_make_an_instance_degraded_and_then_restart_it() ->
 
 
 def test_a_check_that_succeeds_ends_the_series() -> None:
-    rig = Rig(role("a", health=dt.Health(failure_threshold=2)))
+    rig = ControllerScene(role("a", health=dt.Health(failure_threshold=2)))
     rig.launch()
     for _ in range(5):
         failed(rig)
@@ -80,7 +80,7 @@ def test_a_check_that_succeeds_ends_the_series() -> None:
 
 
 def test_an_instance_without_health_that_does_not_answer_is_degraded_and_not_restarted() -> None:
-    rig = Rig(role("a", health=dt.Health(failure_threshold=1)))
+    rig = ControllerScene(role("a", health=dt.Health(failure_threshold=1)))
     rig.launch()
     for _ in range(5):
         failed(rig, problem="has not answered for 6 s", counts=False)
@@ -90,7 +90,7 @@ def test_an_instance_without_health_that_does_not_answer_is_degraded_and_not_res
 
 @pytest.mark.parametrize(("policy", "phase"), [("never", SystemPhase.RUNNING), ("fail", SystemPhase.STOPPING)])
 def test_the_restart_policy_decides_what_follows(policy: str, phase: SystemPhase) -> None:
-    rig = Rig(role("a", restart=policy, health=dt.Health(failure_threshold=1)), role("b"))
+    rig = ControllerScene(role("a", restart=policy, health=dt.Health(failure_threshold=1)), role("b"))
     rig.launch()
     worker = rig.worker("a")
     failed(rig)
@@ -101,7 +101,7 @@ def test_the_restart_policy_decides_what_follows(policy: str, phase: SystemPhase
 
 
 def test_the_outcome_of_an_earlier_incarnation_is_ignored() -> None:
-    rig = Rig(role("a", health=dt.Health(failure_threshold=1)))
+    rig = ControllerScene(role("a", health=dt.Health(failure_threshold=1)))
     rig.launch()
     first = rig.worker("a")
     rig.lose(first)
@@ -112,7 +112,7 @@ def test_the_outcome_of_an_earlier_incarnation_is_ignored() -> None:
 
 
 def test_one_of_two_roles_in_a_process_is_named() -> None:
-    rig = Rig(role("a", together="g", health=dt.Health(failure_threshold=1)), role("b", together="g"))
+    rig = ControllerScene(role("a", together="g", health=dt.Health(failure_threshold=1)), role("b", together="g"))
     rig.launch()
     (note, stop) = failed(rig)
     assert (rig.state("a").value, rig.state("b").value) == ("degraded", "ready")
@@ -134,7 +134,7 @@ class ScriptedSystem:
     """A controller with one instance and an engine whose answers are given by the test."""
 
     def __init__(self, limits: HealthLimits, methods: RoleMethods = UNKNOWN_METHODS) -> None:
-        self.rig = Rig(role("a"), methods=methods)
+        self.rig = ControllerScene(role("a"), methods=methods)
         self.rig.launch()
         self.time = 0.0
         self.asked: list[tuple[bool, Future[Any]]] = []
@@ -228,7 +228,7 @@ def test_calls_of_all_incarnations_are_added_up() -> None:
     assert system.monitor.totals("a") == (10, 1, 0.75)
 
 
-def test_an_instance_that_drains_is_asked_once_more_and_not_reported() -> None:
+def test_a_draining_instance_is_asked_again_and_not_reported() -> None:
     system = ScriptedSystem(HealthLimits(4.0, 1.0, 3))
     system.beat({"calls": 1, "health": ""})
     commands = system.rig.step(Drain("stopped"))

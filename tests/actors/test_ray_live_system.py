@@ -11,7 +11,7 @@ import pytest
 
 import dovetail as dt
 from actors.actor_classes import Asker, Gate, Unprepared
-from engines.ray_runs import only
+from engines.ray_runs import use_only_nodes
 from ray_aids import RESTORED_S, add_node, patiently, until_available_is
 from runtime.aids import command_of, is_there
 from waiting import LONG, PATIENCE_S, until
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.time_limit, pytest.mark.usefixtures("
 SMALL = dt.Resources(cpus=0.5)
 
 
-class Place:
+class NodeReporter:
     worker: Any
 
     def node(self) -> str:
@@ -41,10 +41,10 @@ def test_the_instances_of_a_lost_node_are_restarted_on_another(
     before = ray_cluster.available()
     quick = dt.Restart(backoff="100ms", limit=100)
     with add_node(ray_cluster, num_cpus=2) as lost:
-        only(ray_cluster, monkeypatch, "d", lost.name)
+        use_only_nodes(ray_cluster, monkeypatch, "d", lost.name)
         roles = [
-            dt.Role("place", Place, workers=2, spread=True, resources=SMALL, restart=quick),
-            dt.Role("other", Place, resources=SMALL, restart=quick),
+            dt.Role("place", NodeReporter, workers=2, spread=True, resources=SMALL, restart=quick),
+            dt.Role("other", NodeReporter, resources=SMALL, restart=quick),
         ]
         with dt.ActorSystem(roles).launch(f"ray:{ray_cluster.address}", deadline=PATIENCE_S) as live:
             nodes = live.place.all.node().result(PATIENCE_S)
@@ -62,7 +62,7 @@ def test_calls_between_nodes_that_wait_for_each_other_fail_and_are_cancelled_whe
     ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = ray_cluster.available()
-    only(ray_cluster, monkeypatch, "a", "d")
+    use_only_nodes(ray_cluster, monkeypatch, "a", "d")
     apart = dt.Affinity(apart=["here"])
     roles = [
         dt.Role("here", Asker, resources=SMALL),
@@ -88,7 +88,7 @@ def test_the_result_of_an_agent_that_was_stopped_until_it_counted_as_lost_is_ref
 ) -> None:
     """Its worker answers through the agent, as for a driver on another machine."""
     before = ray_cluster.available()
-    only(ray_cluster, monkeypatch, "d")
+    use_only_nodes(ray_cluster, monkeypatch, "d")
     monkeypatch.setattr("dovetail.engines.ray.agent_pool.machine_id", lambda: "another machine")
     gate = tmp_path / "gate"
     held = dt.Role("gate", Gate, resources=SMALL, restart=dt.Restart(backoff="100ms", limit=100))
@@ -111,10 +111,10 @@ def test_the_result_of_an_agent_that_was_stopped_until_it_counted_as_lost_is_ref
 
 def test_a_fragmented_cluster_is_named_as_the_reason(ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     before = ray_cluster.available()
-    only(ray_cluster, monkeypatch, "a", "d")
+    use_only_nodes(ray_cluster, monkeypatch, "a", "d")
     roles = [
-        dt.Role("filler", Place, workers=2, spread=True, resources=dt.Resources(cpus=3)),
-        dt.Role("large", Place, resources=dt.Resources(cpus=2)),
+        dt.Role("filler", NodeReporter, workers=2, spread=True, resources=dt.Resources(cpus=3)),
+        dt.Role("large", NodeReporter, resources=dt.Resources(cpus=2)),
     ]
     began = time.monotonic()
     with pytest.raises(dt.InfeasibleError, match=r"(?s)'large'.*2 CPUs are free, but as 1 \+ 1"):
@@ -128,8 +128,8 @@ def test_a_system_that_fails_to_start_leaves_nothing_reserved(
     ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = ray_cluster.available()
-    only(ray_cluster, monkeypatch, "d")
-    roles = [dt.Role("place", Place, resources=SMALL), dt.Role("bad", Unprepared, resources=SMALL)]
+    use_only_nodes(ray_cluster, monkeypatch, "d")
+    roles = [dt.Role("place", NodeReporter, resources=SMALL), dt.Role("bad", Unprepared, resources=SMALL)]
     with pytest.raises(dt.RunError, match=r"(?s)DT522.*bad\[0\] did not start.*no model in this folder"):
         dt.ActorSystem(roles).launch(f"ray:{ray_cluster.address}", deadline=PATIENCE_S)
     until_available_is(ray_cluster, before, patiently(RESTORED_S))

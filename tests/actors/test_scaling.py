@@ -36,7 +36,7 @@ def simulate(
 
 
 def outstanding(calls: float) -> Callable[[float, int], float]:
-    """Callers that always have so many calls open."""
+    """Measured load of callers with a constant number of open calls."""
     return lambda _now, workers: calls / workers
 
 

@@ -39,7 +39,7 @@ ONE = dt.Resources(cpus=1)
 UNKNOWN_METHODS = RoleMethods(None)
 
 
-class Rig:
+class ControllerScene:
     """A controller, and the engine as far as the controller sees it: which workers are alive."""
 
     def __init__(
@@ -130,7 +130,7 @@ def started(commands: list[Command]) -> list[str]:
 
 
 def test_roles_start_in_the_order_of_after_and_in_parallel_within_a_level() -> None:
-    rig = Rig(role("c", after=["b"]), role("a", workers=2), role("b", after=["a"]), role("d"))
+    rig = ControllerScene(role("c", after=["b"]), role("a", workers=2), role("b", after=["a"]), role("d"))
     assert sorted(start.hosted[0].name for start in rig.alive.values()) == ["a", "a", "d"]
     assert started(rig.ready(rig.worker("a", 0))) == []
     assert started(rig.ready(rig.worker("a", 1))) == []
@@ -142,7 +142,7 @@ def test_roles_start_in_the_order_of_after_and_in_parallel_within_a_level() -> N
 
 
 def test_workers_know_their_instances_and_all_that_start_with_them() -> None:
-    rig = Rig(role("a", workers=2), role("b", together="g"), role("c", together="g"))
+    rig = ControllerScene(role("a", workers=2), role("b", together="g"), role("c", together="g"))
     contexts = {number: pickle.loads(start.context) for number, start in rig.alive.items()}
     assert contexts[rig.worker("a", 1)].instances == {"a": ("a", 1)}
     assert contexts[rig.worker("b")].instances == {"b": ("b", 0), "c": ("c", 0)}
@@ -152,7 +152,7 @@ def test_workers_know_their_instances_and_all_that_start_with_them() -> None:
 
 
 def test_a_setup_that_fails_ends_the_launch_and_leaves_nothing() -> None:
-    rig = Rig(role("a"), role("b"))
+    rig = ControllerScene(role("a"), role("b"))
     rig.ready(rig.worker("a"))
     rig.lose(rig.worker("b"), LossCause.SETUP_FAILED, "ValueError: no model\nTraceback")
     assert rig.stopping == {rig.worker("a"): False}
@@ -163,7 +163,7 @@ def test_a_setup_that_fails_ends_the_launch_and_leaves_nothing() -> None:
 
 
 def test_a_launch_that_is_not_ready_at_its_deadline_fails_and_names_the_late_roles() -> None:
-    rig = Rig(role("a"), role("b"), deadline_s=10.0)
+    rig = ControllerScene(role("a"), role("b"), deadline_s=10.0)
     rig.ready(rig.worker("a"))
     assert rig.controller.wake_at() == 10.0
     rig.pass_time(10.0)
@@ -174,7 +174,7 @@ def test_a_launch_that_is_not_ready_at_its_deadline_fails_and_names_the_late_rol
 
 def test_a_dead_instance_is_restarted_with_a_new_incarnation_and_a_wait_that_doubles() -> None:
     rules = dt.Restart(limit=3, window="100s", backoff="1s")
-    rig = Rig(role("a", restart=rules), role("b"))
+    rig = ControllerScene(role("a", restart=rules), role("b"))
     rig.launch()
     for number, wait_s in enumerate([1.0, 2.0, 4.0], start=1):
         rig.lose(rig.worker("a"))
@@ -194,7 +194,7 @@ def test_a_dead_instance_is_restarted_with_a_new_incarnation_and_a_wait_that_dou
 
 
 def test_restarts_outside_of_the_window_do_not_count() -> None:
-    rig = Rig(role("a", restart=dt.Restart(limit=1, window="10s", backoff="1s")))
+    rig = ControllerScene(role("a", restart=dt.Restart(limit=1, window="10s", backoff="1s")))
     rig.launch()
     for _ in range(5):
         rig.lose(rig.worker("a"))
@@ -205,7 +205,7 @@ def test_restarts_outside_of_the_window_do_not_count() -> None:
 
 
 def test_an_instance_that_is_never_restarted_stays_dead() -> None:
-    rig = Rig(role("a", workers=2, restart="never"))
+    rig = ControllerScene(role("a", workers=2, restart="never"))
     rig.launch()
     rig.lose(rig.worker("a", 1))
     assert rig.state("a", 1) is InstanceState.DEAD
@@ -215,7 +215,7 @@ def test_an_instance_that_is_never_restarted_stays_dead() -> None:
 
 
 def test_out_of_memory_is_named_as_the_cause_of_a_death() -> None:
-    rig = Rig(role("a", restart="never"))
+    rig = ControllerScene(role("a", restart="never"))
     rig.launch()
     rig.lose(rig.worker("a"), LossCause.OUT_OF_MEMORY, "it used 9GB of the 8GB that it requested")
     reason = rig.controller.directory.roles["a"].instances[0].reason
@@ -224,7 +224,7 @@ def test_out_of_memory_is_named_as_the_cause_of_a_death() -> None:
 
 
 def test_a_restarted_gang_has_the_same_rendezvous_seed_and_no_other_gang_has_it() -> None:
-    rig = Rig(role("a", ranks=2, workers=2, restart=dt.Restart(backoff="1s")), role("b"))
+    rig = ControllerScene(role("a", ranks=2, workers=2, restart=dt.Restart(backoff="1s")), role("b"))
     rig.launch()
     seeds = [rig.alive[rig.worker("a", index)].rendezvous_seed for index in (0, 1)]
     assert 0 not in seeds
@@ -236,7 +236,7 @@ def test_a_restarted_gang_has_the_same_rendezvous_seed_and_no_other_gang_has_it(
 
 
 def test_the_death_of_an_instance_may_fail_the_system() -> None:
-    rig = Rig(role("a", restart="fail"), role("b"))
+    rig = ControllerScene(role("a", restart="fail"), role("b"))
     rig.launch()
     rig.lose(rig.worker("a"))
     assert rig.stopping == {rig.worker("b"): False}
@@ -246,14 +246,14 @@ def test_the_death_of_an_instance_may_fail_the_system() -> None:
 
 
 def test_roles_in_one_process_have_the_strictest_rules_of_their_roles() -> None:
-    rig = Rig(role("a", together="g"), role("b", together="g", restart="never"))
+    rig = ControllerScene(role("a", together="g"), role("b", together="g", restart="never"))
     rig.launch()
     rig.lose(rig.worker("a"))
     assert (rig.state("a"), rig.state("b")) == (InstanceState.DEAD, InstanceState.DEAD)
 
 
 def test_a_gang_restarts_on_all_of_its_seats() -> None:
-    rig = Rig(role("a", ranks=3))
+    rig = ControllerScene(role("a", ranks=3))
     rig.launch()
     seats = rig.alive[rig.worker("a")].seats
     assert len(seats) == 3
@@ -263,7 +263,7 @@ def test_a_gang_restarts_on_all_of_its_seats() -> None:
 
 
 def test_a_stop_drains_level_by_level_from_the_last() -> None:
-    rig = Rig(role("a"), role("b", after=["a"]))
+    rig = ControllerScene(role("a"), role("b", after=["a"]))
     rig.launch()
     rig.step(Drain("stopped"))
     assert rig.stopping == {rig.worker("b"): True}
@@ -276,7 +276,7 @@ def test_a_stop_drains_level_by_level_from_the_last() -> None:
 
 
 def test_a_stop_at_once_kills_everything_also_what_is_draining() -> None:
-    rig = Rig(role("a"), role("b", after=["a"]))
+    rig = ControllerScene(role("a"), role("b", after=["a"]))
     rig.launch()
     rig.step(Drain("stopped"))
     rig.step(CancelRun("not drained in time"))
@@ -287,7 +287,7 @@ def test_a_stop_at_once_kills_everything_also_what_is_draining() -> None:
 
 
 def test_nothing_is_restarted_after_a_stop() -> None:
-    rig = Rig(role("a", workers=2))
+    rig = ControllerScene(role("a", workers=2))
     rig.launch()
     rig.lose(rig.worker("a", 0))
     rig.step(Drain("stopped"))
@@ -296,7 +296,7 @@ def test_nothing_is_restarted_after_a_stop() -> None:
 
 
 def test_a_role_is_scaled_up_and_down_through_the_placement() -> None:
-    rig = Rig(role("a", workers=(1, 8), scale=dt.Scale(1)), role("b", workers=2))
+    rig = ControllerScene(role("a", workers=(1, 8), scale=dt.Scale(1)), role("b", workers=2))
     rig.launch()
     rig.step(PinWorkers("a", 4))
     assert rig.controller.counts() == {"a": 4, "b": 2}
@@ -311,7 +311,7 @@ def test_a_role_is_scaled_up_and_down_through_the_placement() -> None:
 
 
 def test_a_role_is_scaled_as_far_as_there_is_room() -> None:
-    rig = Rig(role("a", workers=(1, 8), scale=dt.Scale(1)), role("b", workers=2), cluster="1x(5cpu)")
+    rig = ControllerScene(role("a", workers=(1, 8), scale=dt.Scale(1)), role("b", workers=2), cluster="1x(5cpu)")
     rig.launch()
     free = rig.controller.counts()
     rig.step(PinWorkers("a", 8))
@@ -322,7 +322,7 @@ def test_a_role_is_scaled_as_far_as_there_is_room() -> None:
 
 
 def test_a_count_outside_of_the_limits_is_refused() -> None:
-    rig = Rig(role("a", workers=(2, 4), scale=dt.Scale(1)))
+    rig = ControllerScene(role("a", workers=(2, 4), scale=dt.Scale(1)))
     rig.launch()
     assert "2 to 4" in rig.controller.scale_problem("a", 5)
     assert rig.controller.scale_problem("a", 3) == ""
@@ -331,7 +331,7 @@ def test_a_count_outside_of_the_limits_is_refused() -> None:
 
 
 def test_the_instances_of_a_lost_node_are_restarted_on_another() -> None:
-    rig = Rig(role("a", workers=2, spread=True), cluster="2x(4cpu)")
+    rig = ControllerScene(role("a", workers=2, spread=True), cluster="2x(4cpu)")
     rig.launch()
     node = rig.alive[rig.worker("a", 0)].seats[0].node
     other = rig.alive[rig.worker("a", 1)].seats[0].node
@@ -344,7 +344,7 @@ def test_the_instances_of_a_lost_node_are_restarted_on_another() -> None:
 
 
 def test_without_room_an_instance_waits_until_a_node_joins() -> None:
-    rig = Rig(role("a", workers=2, spread="strict"), cluster="2x(4cpu)")
+    rig = ControllerScene(role("a", workers=2, spread="strict"), cluster="2x(4cpu)")
     rig.launch()
     node = rig.alive[rig.worker("a", 0)].seats[0].node
     rig.lose(rig.worker("a", 0), LossCause.NODE_LOST, "")
@@ -357,7 +357,7 @@ def test_without_room_an_instance_waits_until_a_node_joins() -> None:
 
 
 def test_a_node_whose_agent_is_lost_is_avoided_if_there_is_another() -> None:
-    rig = Rig(role("a"), cluster="2x(4cpu)")
+    rig = ControllerScene(role("a"), cluster="2x(4cpu)")
     rig.launch()
     node = rig.alive[rig.worker("a")].seats[0].node
     rig.lose(rig.worker("a"), LossCause.NODE_LOST, "")
@@ -367,7 +367,7 @@ def test_a_node_whose_agent_is_lost_is_avoided_if_there_is_another() -> None:
 
 
 def test_a_node_whose_agent_returns_keeps_its_instances_if_there_is_no_other() -> None:
-    rig = Rig(role("a"), cluster="1x(4cpu)")
+    rig = ControllerScene(role("a"), cluster="1x(4cpu)")
     rig.launch()
     seats = rig.alive[rig.worker("a")].seats
     rig.lose(rig.worker("a"), LossCause.NODE_LOST, "")
@@ -377,7 +377,7 @@ def test_a_node_whose_agent_returns_keeps_its_instances_if_there_is_no_other() -
 
 
 def test_capacity_that_another_run_gets_is_released_down_to_the_minimum() -> None:
-    rig = Rig(role("a", workers=(1, 3)), cluster="1x(4cpu)")
+    rig = ControllerScene(role("a", workers=(1, 3)), cluster="1x(4cpu)")
     rig.launch()
     assert rig.controller.counts() == {"a": 3}
     rig.step(CapacityReserved((Seat("node-0", 4000),)))
@@ -386,7 +386,7 @@ def test_capacity_that_another_run_gets_is_released_down_to_the_minimum() -> Non
 
 
 def test_a_removed_index_is_used_again() -> None:
-    rig = Rig(role("a", workers=(1, 4), scale=dt.Scale(1)))
+    rig = ControllerScene(role("a", workers=(1, 4), scale=dt.Scale(1)))
     rig.launch()
     rig.step(PinWorkers("a", 3))
     rig.ready()
@@ -415,7 +415,7 @@ def test_any_sequence_of_events_keeps_the_books_and_can_be_stopped(
     events: list[tuple[str, int]], policy: Any, drain: bool
 ) -> None:
     rules = dt.Restart(policy, limit=3, window="20s", backoff="1s")
-    rig = Rig(
+    rig = ControllerScene(
         role("a", workers=(1, 5), scale=dt.Scale(1), restart=rules, slots=2),
         role("b", together="g", after=["a"]),
         role("c", together="g", workers=2),
@@ -434,7 +434,7 @@ def test_any_sequence_of_events_keeps_the_books_and_can_be_stopped(
     assert not rig.alive
 
 
-def happen(rig: Rig, what: str, number: int) -> None:
+def happen(rig: ControllerScene, what: str, number: int) -> None:
     workers = sorted(rig.alive)
     chosen = workers[number % len(workers)] if workers else None
     if what == "ready" and chosen is not None:
@@ -461,7 +461,7 @@ def happen(rig: Rig, what: str, number: int) -> None:
         rig.end_stopping()
 
 
-def check_books(rig: Rig) -> None:
+def check_books(rig: ControllerScene) -> None:
     """No seat is used twice, every live worker belongs to one process, and indices are unique."""
     used: dict[str, int] = {}
     for start in rig.alive.values():
@@ -476,7 +476,7 @@ def check_books(rig: Rig) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_several_instances_of_a_role_in_one_process_have_names_of_their_own(count: int) -> None:
-    rig = Rig(role("a", together="g"), role("b", workers=count, together="g"))
+    rig = ControllerScene(role("a", together="g"), role("b", workers=count, together="g"))
     (start,) = rig.alive.values()
     names = [hosted.name for hosted in start.hosted]
     assert len(names) == len(set(names)) == 1 + count

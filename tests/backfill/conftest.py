@@ -25,7 +25,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """Of a server that, as S3 itself, looks and writes in one step where it is to write only what is not there."""
+    """Bucket of a server that, as S3 itself, checks and writes in one step if it may write only a missing object."""
     from moto.s3.responses import S3Response
 
     put = S3Response.put_object
@@ -50,7 +50,7 @@ def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Of functions that write down what they are asked for."""
+    """Calls that the functions of the test recorded."""
     folder = tmp_path / "calls"
     folder.mkdir()
     monkeypatch.setenv(LOG, str(folder))

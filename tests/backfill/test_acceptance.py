@@ -28,10 +28,10 @@ from backfill_aids import (  # noqa: E402
     children,
     column,
     compact,
+    create_table,
     driver,
     history,
     left_over,
-    made,
     rows_from,
     twice,
 )
@@ -54,14 +54,14 @@ CALL_S = 0.1
 
 
 def test_a_function_of_two_cpus_runs_on_two(tmp_path: Path) -> None:
-    uri = made(tmp_path, 2000, 500)
+    uri = create_table(tmp_path, 2000, 500)
     filled = dt.table(uri).backfill("n", fns.wide, cluster=CLUSTER)
     assert (filled.rows, filled.workers, filled.notes) == (2000, 1, [])
     assert column(uri, "n") == [2 * row for row in range(2000)]
 
 
 def test_eight_workers_on_two_cpus_are_two_with_a_note(tmp_path: Path) -> None:
-    uri = made(tmp_path, 2000, 500)
+    uri = create_table(tmp_path, 2000, 500)
     filled = dt.table(uri).backfill("n", fns.doubled, workers=8, cluster=CLUSTER)
     assert filled.workers == 2
     assert filled.notes == ["running 2 of 8 workers: 8 need 8.0 CPUs, 2.0 available"]
@@ -70,7 +70,7 @@ def test_eight_workers_on_two_cpus_are_two_with_a_note(tmp_path: Path) -> None:
 
 
 def test_a_function_that_fits_on_no_node_is_refused_at_once_with_a_fix(tmp_path: Path) -> None:
-    uri = made(tmp_path, 2000, 500)
+    uri = create_table(tmp_path, 2000, 500)
     table = dt.table(uri)
     began = time.process_time()
     with pytest.raises(InfeasibleError) as caught:
@@ -85,7 +85,7 @@ def test_a_function_that_fits_on_no_node_is_refused_at_once_with_a_fix(tmp_path:
 
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In which `dovetail ls` finds the runs of this test alone."""
+    """A home folder of its own, so that `dovetail ls` lists only the runs of this test."""
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
 
 
@@ -93,17 +93,17 @@ def _killed(
     tmp_path: Path, calls: Calls, *, rows: int, each: int, kills: int, workers: int, seed: int, per_kill: int
 ) -> None:
     """The driver is killed at random moments; each time the same call is made again."""
-    uri = made(tmp_path, rows, each)
+    uri = create_table(tmp_path, rows, each)
     call = f'backfill("n", fill_functions.slow, workers={workers}, cluster="{workers}cpu, 8GB", commit_every="1s")'
     dice = Random(seed)
     visible = 0
     for _ in range(kills):
         enough = calls.count() + dice.randrange(1, per_kill)
         with driver(tmp_path, uri, call, calls, processes=True) as running:
-            until(partial(_so_many, calls, enough, running), "some rows are computed")
+            until(partial(_has_computed, calls, enough, running), "some rows are computed")
             running.kill()
             running.ended()
-            _nobody_is_running(uri)
+            _assert_no_run_is_running(uri)
             visible = _fragments_are_whole(uri, each, visible)
             running.all_gone()
     with driver(tmp_path, uri, call, calls, processes=True) as running:
@@ -116,18 +116,18 @@ def _killed(
     assert set(calls.rows()) == set(range(rows))
 
 
-def _so_many(calls: Calls, rows: int, running: Script) -> bool:
+def _has_computed(calls: Calls, rows: int, running: Script) -> bool:
     return calls.count() >= rows or running.process.poll() is not None
 
 
-def _nobody_is_running(uri: str) -> None:
+def _assert_no_run_is_running(uri: str) -> None:
     assert "running" not in history(uri)
-    told = CliRunner().invoke(command_line, ["ls", "--json"], catch_exceptions=False)
-    assert [run["status"] for run in json.loads(told.stdout) if run["status"] == "running"] == []
+    listed = CliRunner().invoke(command_line, ["ls", "--json"], catch_exceptions=False)
+    assert [run["status"] for run in json.loads(listed.stdout) if run["status"] == "running"] == []
 
 
 def _fragments_are_whole(uri: str, each: int, before: int) -> int:
-    """How many can be seen: all rows of a fragment, or none."""
+    """Number of visible rows; asserts that all rows of a fragment are visible, or none."""
     values = column(uri, "n") if "n" in lance.dataset(uri).schema.names else []
     seen = 0
     for at in range(0, len(values), each):
@@ -139,7 +139,7 @@ def _fragments_are_whole(uri: str, each: int, before: int) -> int:
 
 
 def _little_was_computed_twice(calls: Calls) -> None:
-    """Of what a worker did, what another had to do again, in seconds that the function itself measured."""
+    """Assert that little work was repeated by another worker, in seconds that the function itself measured."""
     by_row = defaultdict(list)
     for call in calls.all():
         by_row[call.row].append(call)
@@ -171,7 +171,7 @@ def test_large_fragments_are_resumed(tmp_path: Path, calls: Calls) -> None:
 @pytest.mark.processes
 @pytest.mark.long
 def test_a_killed_worker_loses_at_most_two_seconds(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 3000, 3000)
+    uri = create_table(tmp_path, 3000, 3000)
     call = f'backfill("n", fill_functions.slow, cluster="{CLUSTER}")'
     with driver(tmp_path, uri, call, calls, processes=True) as running:
         until(lambda: calls.count() > 500, "some rows are computed")
@@ -187,7 +187,7 @@ def test_a_killed_worker_loses_at_most_two_seconds(tmp_path: Path, calls: Calls)
 
 
 def _one_bad_row(tmp_path: Path, calls: Calls, rows: int, each: int) -> None:
-    uri = made(tmp_path, rows, each)
+    uri = create_table(tmp_path, rows, each)
     table = dt.table(uri)
     with pytest.raises(ZeroDivisionError) as caught:
         table.backfill("n", fns.brittle, cluster=CLUSTER)
@@ -233,7 +233,7 @@ def test_one_bad_row_of_a_hundred_thousand(tmp_path: Path, calls: Calls) -> None
 
 
 def test_a_row_that_fails_again_stays_listed(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 2000, 1000)
+    uri = create_table(tmp_path, 2000, 1000)
     table = dt.table(uri)
     table.backfill("n", fns.brittle, cluster=CLUSTER, on_error="skip")
     assert table.retry_errors("n", cluster=CLUSTER, on_error="skip").errors == 1
@@ -243,7 +243,7 @@ def test_a_row_that_fails_again_stays_listed(tmp_path: Path, calls: Calls) -> No
 
 
 def test_none_is_a_value_and_is_not_computed_again(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 4000, 1000)
+    uri = create_table(tmp_path, 4000, 1000)
     table = dt.table(uri)
     for function, name in ((fns.half_none, "half"), (fns.all_none, "none")):
         calls.forget()
@@ -260,7 +260,7 @@ def test_none_is_a_value_and_is_not_computed_again(tmp_path: Path, calls: Calls)
 @pytest.mark.processes
 def test_rows_that_kill_their_worker_are_isolated_and_no_process_is_left(tmp_path: Path) -> None:
     before = children()
-    uri = made(tmp_path, 3000, 1500)
+    uri = create_table(tmp_path, 3000, 1500)
     filled = dt.table(uri).backfill("n", fns.deadly, cluster=CLUSTER, on_error="skip")
     assert filled.errors == len(fns.DEADLY)
     assert by_id(uri, "n") == twice(range(3000), fns.DEADLY)
@@ -274,7 +274,7 @@ def test_rows_that_kill_their_worker_are_isolated_and_no_process_is_left(tmp_pat
 
 @pytest.mark.parametrize("function", [fns.BreaksAt, fns.arrays_that_break, fns.AsyncBreaksAt])
 def test_a_row_that_leaves_its_process_broken_costs_no_other_row(tmp_path: Path, function: dt.Udf) -> None:
-    uri = made(tmp_path, 1000, 1000)
+    uri = create_table(tmp_path, 1000, 1000)
     filled = dt.table(uri).backfill("n", function, cluster=HALF, on_error="skip")
     assert filled.errors == 1
     assert by_id(uri, "n") == twice(range(1000), [fns.BAD])
@@ -288,7 +288,7 @@ def test_a_row_that_leaves_its_process_broken_costs_no_other_row(tmp_path: Path,
 def test_a_row_after_which_all_rows_fail_costs_no_other_row(
     tmp_path: Path, function: dt.Udf, fragment_rows: int
 ) -> None:
-    uri = made(tmp_path, 1000, fragment_rows)
+    uri = create_table(tmp_path, 1000, fragment_rows)
     filled = dt.table(uri).backfill("n", function, cluster=HALF, on_error="skip")
     assert by_id(uri, "n") == twice(range(1000), [fns.BAD])
     assert filled.errors == 1
@@ -298,7 +298,7 @@ def test_a_row_after_which_all_rows_fail_costs_no_other_row(
 
 
 def test_the_first_row_of_a_worker_and_neighbours_may_break_workers(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 1000, 1000)
+    uri = create_table(tmp_path, 1000, 1000)
     filled = dt.table(uri).backfill("n", fns.FailsFromMany, cluster=HALF, on_error="skip")
     assert by_id(uri, "n") == twice(range(1000), fns.BREAKING_ROWS)
     assert filled.errors == len(fns.BREAKING_ROWS)
@@ -308,7 +308,7 @@ def test_the_first_row_of_a_worker_and_neighbours_may_break_workers(tmp_path: Pa
 @pytest.mark.parametrize("function", [fns.outage, fns.async_outage])
 def test_few_workers_are_replaced_where_all_rows_fail(tmp_path: Path, calls: Calls, function: dt.Udf) -> None:
     """Rows that passed before fail, too, in all workers: a service is down."""
-    uri = made(tmp_path, 3000, 150)
+    uri = create_table(tmp_path, 3000, 150)
     filled = dt.table(uri).backfill("n", function, cluster=HALF, on_error="skip")
     failed = [row for row, value in by_id(uri, "n").items() if value is None]
     assert failed == list(range(min(failed), 3000))
@@ -320,7 +320,7 @@ def test_few_workers_are_replaced_where_all_rows_fail(tmp_path: Path, calls: Cal
 
 @pytest.mark.processes
 def test_failed_rows_are_counted_beside_a_row_that_kills_its_worker(tmp_path: Path) -> None:
-    uri = made(tmp_path, 100, 100)
+    uri = create_table(tmp_path, 100, 100)
     filled = dt.table(uri).backfill("n", fns.fails_and_dies, cluster=HALF, on_error="skip")
     assert by_id(uri, "n") == twice(range(100), range(10, 21))
     assert filled.errors == len(dt.table(uri).errors("n")) == 11
@@ -328,7 +328,7 @@ def test_failed_rows_are_counted_beside_a_row_that_kills_its_worker(tmp_path: Pa
 
 @pytest.mark.processes
 def test_bad_rows_in_succession_cost_no_worker(tmp_path: Path) -> None:
-    uri = made(tmp_path, 1000, 1000)
+    uri = create_table(tmp_path, 1000, 1000)
     filled = dt.table(uri).backfill("n", fns.worker_of_good_rows, cluster=HALF, on_error="skip")
     assert filled.errors == len(fns.BAD_ROWS)
     workers = by_id(uri, "n")
@@ -338,7 +338,7 @@ def test_bad_rows_in_succession_cost_no_worker(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_row_that_kills_the_worker_of_a_function_of_arrays_is_isolated(tmp_path: Path) -> None:
-    uri = made(tmp_path, 1000, 1000)
+    uri = create_table(tmp_path, 1000, 1000)
     filled = dt.table(uri).backfill("n", fns.arrays_that_die, cluster=HALF, on_error="skip")
     assert filled.errors == 1
     assert by_id(uri, "n") == twice(range(1000), [fns.BAD])
@@ -350,7 +350,7 @@ def test_a_row_that_kills_the_worker_of_a_function_of_arrays_is_isolated(tmp_pat
 @pytest.mark.processes
 def test_a_row_that_kills_its_worker_stops_the_backfill_with_its_address_and_no_process_is_left(tmp_path: Path) -> None:
     before = children()
-    uri = made(tmp_path, 2000, 1000)
+    uri = create_table(tmp_path, 2000, 1000)
     with pytest.raises(RunError, match=f"offset {fns.BAD}.: WorkerDied"):
         dt.table(uri).backfill("n", fns.leaves, cluster=CLUSTER)
     until(lambda: not children() - before, "all workers are gone")
@@ -359,7 +359,7 @@ def test_a_row_that_kills_its_worker_stops_the_backfill_with_its_address_and_no_
 @pytest.mark.processes
 @pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_three_rows_that_kill_workers_are_isolated(slots: int, tmp_path: Path) -> None:
-    uri = made(tmp_path, 100, 50)
+    uri = create_table(tmp_path, 100, 50)
     filled = dt.table(uri).backfill("n", fns.slow_three_deaths, cluster=CLUSTER, on_error="skip", slots=slots)
     assert by_id(uri, "n") == twice(range(100), fns.THREE)
     assert filled.errors == 3
@@ -370,7 +370,7 @@ def test_three_rows_that_kill_workers_are_isolated(slots: int, tmp_path: Path) -
 @pytest.mark.long
 def test_rows_beside_a_fatal_row_are_not_blamed(tmp_path: Path) -> None:
     """Two at a time in one process: all of them die with it, again and again."""
-    uri = made(tmp_path, 200, 50)
+    uri = create_table(tmp_path, 200, 50)
     filled = dt.table(uri).backfill("n", fns.sudden_death, cluster=HALF, on_error="skip", slots=2)
     assert by_id(uri, "n") == twice(range(200), [77])
     assert filled.errors == 1
@@ -380,7 +380,7 @@ def test_rows_beside_a_fatal_row_are_not_blamed(tmp_path: Path) -> None:
 
 
 def test_appends_deletes_and_another_column_during_a_backfill_have_no_effect(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 4000, 1000)
+    uri = create_table(tmp_path, 4000, 1000)
     call = f'backfill("n", fill_functions.held, cluster="{HALF}", commit_every=0)'
     with driver(tmp_path, uri, call, calls) as running:
         until(calls.is_held, "it is in the middle")
@@ -402,21 +402,21 @@ def test_appends_deletes_and_another_column_during_a_backfill_have_no_effect(tmp
 
 
 def test_a_compaction_in_the_middle_is_computed_again(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 4000, 1000)
+    uri = create_table(tmp_path, 4000, 1000)
     call = f'backfill("n", fill_functions.held, cluster="{HALF}", commit_every=0)'
     with driver(tmp_path, uri, call, calls) as running:
         until(calls.is_held, "it is in the middle")
         compact(uri, target_rows_per_fragment=4000)
         calls.go()
-        told = running.finish()
-    assert "computed again" in told
+        output = running.finish()
+    assert "computed again" in output
     assert by_id(uri, "n") == twice(range(4000))
     assert dt.table(uri).backfill("n", cluster=HALF, trust_table=True).rows == 0
     assert not left_over(uri)
 
 
 def test_an_update_in_the_middle_gives_the_new_values(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 4000, 1000)
+    uri = create_table(tmp_path, 4000, 1000)
     call = f'backfill("n", fill_functions.held, cluster="{HALF}", commit_every=0)'
     with driver(tmp_path, uri, call, calls) as running:
         until(calls.is_held, "it is in the middle")
@@ -429,7 +429,7 @@ def test_an_update_in_the_middle_gives_the_new_values(tmp_path: Path, calls: Cal
 
 
 def test_a_second_backfill_waits_or_is_refused_with_the_name_of_the_owner(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 4000, 1000)
+    uri = create_table(tmp_path, 4000, 1000)
     table = dt.table(uri)
     call = f'backfill("n", fill_functions.held, cluster="{HALF}")'
     with driver(tmp_path, uri, call, calls) as first:
@@ -446,7 +446,7 @@ def test_a_second_backfill_waits_or_is_refused_with_the_name_of_the_owner(tmp_pa
 
 
 def test_a_dead_owner_is_taken_over(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 4000, 1000)
+    uri = create_table(tmp_path, 4000, 1000)
     call = f'backfill("n", fill_functions.held, cluster="{HALF}")'
     with driver(tmp_path, uri, call, calls) as first:
         until(calls.is_held, "it is in the middle")

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 import dovetail as dt
 import fill_functions as fns
-from backfill_aids import HALF, made
+from backfill_aids import HALF, create_table
 from dovetail.backfill.arguments import parse_arguments, validate_arguments
 from dovetail.backfill.udf import udf
 from dovetail.errors import ConfigError
@@ -54,11 +54,11 @@ def halves(n: int) -> int:
 
 @pytest.mark.parametrize(
     "how",
-    [{"fragments": [99]}, {"slots": 20_000}, {"workers": (4, 8)}, {"worker": 2}, {"where": "nobody = 1"}],
+    [{"fragments": [99]}, {"slots": 20_000}, {"workers": (4, 8)}, {"worker": 2}, {"where": "unknown = 1"}],
     ids=str,
 )
 def test_a_rejected_call_adds_no_column(tmp_path: Path, how: dict[str, Any]) -> None:
-    table = dt.table(made(tmp_path, 20, 10))
+    table = dt.table(create_table(tmp_path, 20, 10))
     with pytest.raises(dt.DovetailError):
         table.backfill("n", fns.doubled, cluster=HALF, **how)
     assert (table.version, "n" in table.schema.names) == (1, False)
@@ -67,7 +67,7 @@ def test_a_rejected_call_adds_no_column(tmp_path: Path, how: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", ["_rowid", "_rowaddr", "_rowoffset", 5, None, [], ["a", "a"], "a`b"])
 def test_reserved_column_names_are_rejected(tmp_path: Path, name: Any) -> None:
-    table = dt.table(made(tmp_path, 20, 10))
+    table = dt.table(create_table(tmp_path, 20, 10))
     with pytest.raises(ConfigError):
         table.add_column(name, fns.doubled)
     assert table.version == 1
@@ -75,16 +75,16 @@ def test_reserved_column_names_are_rejected(tmp_path: Path, name: Any) -> None:
 
 def test_a_misspelled_argument_gets_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown argument worker=.*workers"):
-        dt.table(made(tmp_path, 20, 10)).backfill("n", fns.doubled, worker=2)
+        dt.table(create_table(tmp_path, 20, 10)).backfill("n", fns.doubled, worker=2)
 
 
 def test_problems_of_arguments_and_of_the_table_are_reported_at_once(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 20, 10))
+    table = dt.table(create_table(tmp_path, 20, 10))
     for call in (table.backfill, table.plan_backfill):
         with pytest.raises(ConfigError) as caught:
             call("n", dt.udf(of_m(tmp_path).fn), workers=0, commit_every="often")
-        told = "".join(problem.message for problem in caught.value.problems)
-        assert all(words in told for words in ("workers=0", "commit_every='often'", "'m'")), told
+        problem_texts = "".join(problem.message for problem in caught.value.problems)
+        assert all(words in problem_texts for words in ("workers=0", "commit_every='often'", "'m'")), problem_texts
 
 
 def test_skipping_rows_of_a_column_that_is_not_nullable_is_rejected(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_skipping_rows_of_a_column_that_is_not_nullable_is_rejected(tmp_path: Pa
 
 
 def test_a_misspelled_argument_beside_recompute_computes_nothing(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 20, 20))
+    table = dt.table(create_table(tmp_path, 20, 20))
     table.backfill("n", fns.doubled, cluster=HALF)
     with pytest.raises(ConfigError, match="spark"):
         table.backfill("n", fns.doubled, cluster=HALF, engine="spark", recompute=True)
@@ -105,11 +105,11 @@ def test_a_misspelled_argument_beside_recompute_computes_nothing(tmp_path: Path)
 
 @pytest.mark.parametrize("env_from", ["HOME", 3, ["not a name"]])
 def test_invalid_arguments_are_reported_together(tmp_path: Path, env_from: Any) -> None:
-    table: Any = dt.table(made(tmp_path, 20, 20))
+    table: Any = dt.table(create_table(tmp_path, 20, 20))
     with pytest.raises(ConfigError) as caught:
         table.backfill("n", fns.doubled, env_from=env_from, progress="yes", engine="spark")
-    told = " ".join(problem.message for problem in caught.value.problems)
-    assert all(name in told for name in ("env_from=", "progress=", "unknown engine 'spark'")), told
+    problem_texts = " ".join(problem.message for problem in caught.value.problems)
+    assert all(name in problem_texts for name in ("env_from=", "progress=", "unknown engine 'spark'")), problem_texts
     assert "n" not in table.schema.names
 
 

@@ -29,7 +29,7 @@ class Box:
     corner: Point
 
 
-class Told(TypedDict):
+class TypedWords(TypedDict):
     words: list[str]
 
 
@@ -65,7 +65,7 @@ class Told(TypedDict):
         (npt.NDArray[np.float32], pa.list_(pa.float32())),
         (Point, pa.struct([("x", pa.int64()), ("name", pa.string())])),
         (Box, pa.struct([("left", pa.float64()), ("corner", pa.struct([("x", pa.int64()), ("name", pa.string())]))])),
-        (Told, pa.struct([("words", pa.list_(pa.string()))])),
+        (TypedWords, pa.struct([("words", pa.list_(pa.string()))])),
         (list[Point], pa.list_(pa.struct([("x", pa.int64()), ("name", pa.string())]))),
         (pa.StringArray, pa.string()),
         (pa.FloatArray, pa.float32()),
@@ -77,7 +77,7 @@ def test_an_annotation_means_a_type(annotation: Any, expected: pa.DataType) -> N
 
 
 @pytest.mark.parametrize(
-    ("annotation", "said"),
+    ("annotation", "message"),
     [
         (Any, "has no return annotation"),
         (None.__class__, "returns only None"),
@@ -96,19 +96,19 @@ def test_an_annotation_means_a_type(annotation: Any, expected: pa.DataType) -> N
         (pa.Array, "Array has no element type"),
     ],
 )
-def test_an_annotation_without_a_type_has_a_reason(annotation: Any, said: str) -> None:
+def test_an_annotation_without_a_type_has_a_reason(annotation: Any, message: str) -> None:
     found = arrow_type(annotation)
     assert isinstance(found, str)
-    assert said in found
+    assert message in found
 
 
 @pytest.mark.parametrize("annotation", [dict, list, tuple[int, str], int | float, dict[str, int], Any, pa.Array])
 def test_the_suggested_data_type_works(annotation: Any) -> None:
     why = arrow_type(annotation)
     for name in ("words", "<lambda>"):
-        said = " ".join(data_type_fixes(name, why))
-        assert "def <lambda>" not in said
-        assert isinstance(parse_data_type(said.partition('data_type="')[2].partition('"')[0]), pa.DataType)
+        fixes = " ".join(data_type_fixes(name, why))
+        assert "def <lambda>" not in fixes
+        assert isinstance(parse_data_type(fixes.partition('data_type="')[2].partition('"')[0]), pa.DataType)
     assert data_type_fixes("words", arrow_type(int | str)) == ("def words(...) -> str, and return str(...)",)
 
 
@@ -132,7 +132,7 @@ VECTOR = pa.list_(pa.float32(), 3)
         (list, [VECTOR, pa.list_(pa.string())], [pa.string()]),
         (Sequence[str], [pa.list_(pa.string())], [pa.list_(pa.int8())]),
         (dict, [pa.struct([("a", pa.int8())])], [pa.string(), pa.map_(pa.string(), pa.int8())]),
-        (Told, [pa.struct([("words", pa.list_(pa.string()))])], [pa.string()]),
+        (TypedWords, [pa.struct([("words", pa.list_(pa.string()))])], [pa.string()]),
         (datetime.datetime, [pa.timestamp("ns"), pa.timestamp("us", "UTC")], [pa.date32()]),
         (datetime.date, [pa.date32(), pa.timestamp("us")], [pa.string()]),
         (decimal.Decimal, [pa.decimal128(5, 2)], [pa.float64()]),
@@ -185,7 +185,7 @@ def test_other_ways_to_write_a_type(text: Any, kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("strin", "unknown type 'strin'"),
         ("list<float32", "'>' is missing"),
@@ -200,10 +200,10 @@ def test_other_ways_to_write_a_type(text: Any, kind: pa.DataType) -> None:
         (3, "is not an Arrow type"),
     ],
 )
-def test_an_invalid_type_name_has_a_reason(text: Any, said: str) -> None:
+def test_an_invalid_type_name_has_a_reason(text: Any, message: str) -> None:
     found = parse_data_type(text)
     assert isinstance(found, str)
-    assert said in found
+    assert message in found
 
 
 def test_a_result_may_have_another_width_than_the_column() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("lance")
 import pyarrow as pa
 
 import dovetail as dt
-from backfill_aids import made
+from backfill_aids import create_table
 from dovetail.backfill.checkpoints import errors_folder
 from dovetail.backfill.range_worker import RangeWorker, WorkerBrokenError
 from dovetail.backfill.store import TableStore
@@ -34,7 +34,7 @@ MAX_RESTARTS = 6
 
 
 class AcceleratorError(RuntimeError):
-    """As torch.AcceleratorError."""
+    """Stands in for torch.AcceleratorError."""
 
 
 def make_function(dice: Random, breaking: set[int], bad: set[int]) -> dt.Udf:
@@ -129,7 +129,7 @@ def test_exactly_the_bad_rows_fail_in_any_schedule(tmp_path: Path, seed: int) ->
     dice = Random(seed)
     breaking = set(dice.sample(range(ROWS), dice.choice([0, 1, 1, 2, 3])))
     bad = set(dice.sample(range(ROWS), dice.choice([0, 0, 1, 5]))) - breaking
-    staged = Staged(made(tmp_path, ROWS, ROWS), make_function(dice, breaking, bad), on_error="skip")
+    staged = Staged(create_table(tmp_path, ROWS, ROWS), make_function(dice, breaking, bad), on_error="skip")
     schedule = Schedule(staged, dice)
     schedule.play()
     assert failed_rows(staged) == sorted(breaking | bad)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 import dovetail as dt
 import fill_functions as fns
-from backfill_aids import HALF, Calls, by_id, driver, left_over, made, twice
+from backfill_aids import HALF, Calls, by_id, create_table, driver, left_over, twice
 from dovetail.backfill.checkpoints import CheckpointStore, PartMissingError
 from dovetail.backfill.lance_table import LanceTable, NewDataFile
 from dovetail.backfill.task import RangeTask
@@ -36,7 +36,7 @@ def _slow_until_350(id: int) -> int:
 
 
 def test_checkpoints_that_are_no_longer_needed_are_deleted(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 4000, 2000)
+    uri = create_table(tmp_path, 4000, 2000)
     with driver(tmp_path, uri, f'backfill("n", fill_functions.held, cluster="{HALF}")', calls) as running:
         until(calls.is_held, "it is in the middle")
         running.kill()
@@ -48,7 +48,7 @@ def test_checkpoints_that_are_no_longer_needed_are_deleted(tmp_path: Path, calls
 
 
 def test_checkpoints_of_removed_fragments_are_deleted(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 4000, 1000)
+    uri = create_table(tmp_path, 4000, 1000)
     with driver(tmp_path, uri, f'backfill("n", fill_functions.held, cluster="{HALF}")', calls) as running:
         until(calls.is_held, "it is in the middle")
         running.kill()
@@ -62,7 +62,7 @@ def test_checkpoints_of_removed_fragments_are_deleted(tmp_path: Path, calls: Cal
 
 
 def test_a_damaged_part_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = dt.table(made(tmp_path, 400, 400))
+    table = dt.table(create_table(tmp_path, 400, 400))
     monkeypatch.setattr("dovetail.backfill.task_queue.FIRST_TASK_BUDGET_S", 0.05)
     with pytest.raises(ValueError, match="350"):
         table.backfill("n", dt.udf(_slow_until_350, version="1"), cluster=HALF)
@@ -100,7 +100,7 @@ def test_finding_pending_work_is_linear_in_the_number_of_files(tmp_path: Path) -
             return hash(self.name)
 
     many = 30
-    found = LanceTable(made(tmp_path, many, 1)).add_columns([pa.field("n", pa.int64())])
+    found = LanceTable(create_table(tmp_path, many, 1)).add_columns([pa.field("n", pa.int64())])
     schema = pa.schema([found.schema.field("n")])
     files = []
     for number in range(many):

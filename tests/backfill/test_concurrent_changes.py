@@ -22,8 +22,8 @@ import pyarrow as pa
 
 import dovetail as dt
 import fill_functions as fns
-from backfill_aids import HALF, Calls, by_id, compact, made, twice
-from backfill_scenes import beside, gated
+from backfill_aids import HALF, Calls, by_id, compact, create_table, twice
+from backfill_scenes import gated_function, run_beside
 from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.lease import Lease
 from dovetail.backfill.store import TableStore
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def rewrite(uri: str, ids: list[int], **values: list[int]) -> None:
-    """As a user does it in place: rows stay where they are, and their fragment gets other files."""
+    """Update values in place, as users do: rows stay where they are, and their fragment gets other files."""
     dataset = lance.dataset(uri)
     fragment = dataset.get_fragments()[0]
     rows = pa.table({"id": pa.array(ids, pa.int64()), **{name: pa.array(it) for name, it in values.items()}})
@@ -44,15 +44,15 @@ def rewrite(uri: str, ids: list[int], **values: list[int]) -> None:
     lance.LanceDataset.commit(uri, operation, read_version=dataset.version)
 
 
-def taken(uri: str) -> Lease:
-    """By somebody else."""
+def acquire_lease(uri: str) -> Lease:
+    """Lease of column `n`, held by another run."""
     return Lease.acquire(TableStore(uri), "n", "other", wait=False, say=lambda _: None)
 
 
 def test_values_written_by_others_are_kept_in_rows_that_are_not_computed(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 20, 20))
+    table = dt.table(create_table(tmp_path, 20, 20))
     table.backfill("n", fns.doubled, cluster=HALF)
-    with beside(tmp_path, table, "n", gated(tmp_path, 0, 7), where="id < 10") as future:
+    with run_beside(tmp_path, table, "n", gated_function(tmp_path, 0, 7), where="id < 10") as future:
         rewrite(table.uri, [15, 16], n=[-15, -16])
         (tmp_path / "go").touch()
         assert future.result().notes
@@ -61,8 +61,8 @@ def test_values_written_by_others_are_kept_in_rows_that_are_not_computed(tmp_pat
 
 
 def test_requested_fragments_that_vanish_are_not_replaced_by_the_whole_table(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 80, 20))
-    with beside(tmp_path, table, "n", gated(tmp_path, 0), fragments=[0]) as future:
+    table = dt.table(create_table(tmp_path, 80, 20))
+    with run_beside(tmp_path, table, "n", gated_function(tmp_path, 0), fragments=[0]) as future:
         compact(table.uri)
         (tmp_path / "go").touch()
         filled = future.result()
@@ -71,7 +71,7 @@ def test_requested_fragments_that_vanish_are_not_replaced_by_the_whole_table(tmp
 
 
 def test_rows_that_fail_are_counted_once_when_their_fragment_is_computed_again(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 80, 20))
+    table = dt.table(create_table(tmp_path, 80, 20))
     folder = tmp_path
 
     def fails(id: int) -> int:
@@ -83,7 +83,7 @@ def test_rows_that_fail_are_counted_once_when_their_fragment_is_computed_again(t
         return 2 * id
 
     function = dt.udf(fails, version="1")
-    with beside(folder, table, "n", function, on_error="skip", max_errors=25, commit_every="1h") as future:
+    with run_beside(folder, table, "n", function, on_error="skip", max_errors=25, commit_every="1h") as future:
         until(lambda: table.history("n")[0].fragments > 0, "the first commit is made")
         compact(table.uri)
         (folder / "go").touch()
@@ -93,7 +93,7 @@ def test_rows_that_fail_are_counted_once_when_their_fragment_is_computed_again(t
 
 @pytest.mark.processes
 def test_old_versions_may_be_cleaned_up_while_workers_start_and_stop(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 60, 10))
+    table = dt.table(create_table(tmp_path, 60, 10))
     folder = tmp_path
 
     def dies_later(id: int) -> int:
@@ -107,7 +107,7 @@ def test_old_versions_may_be_cleaned_up_while_workers_start_and_stop(tmp_path: P
             os.kill(os.getpid(), signal.SIGKILL)
         return 2 * id
 
-    with beside(tmp_path, table, "n", dt.udf(dies_later, version="1"), commit_every="1h") as future:
+    with run_beside(tmp_path, table, "n", dt.udf(dies_later, version="1"), commit_every="1h") as future:
         until(lambda: table.history("n")[0].fragments > 0, "the first commit is made")
         lance.dataset(table.uri).add_columns(pa.field("other", pa.int64()))
         lance.dataset(table.uri).cleanup_old_versions(older_than=datetime.timedelta(0))
@@ -117,9 +117,9 @@ def test_old_versions_may_be_cleaned_up_while_workers_start_and_stop(tmp_path: P
 
 
 def test_a_process_that_lost_its_lease_commits_nothing(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 40, 10))
+    table = dt.table(create_table(tmp_path, 40, 10))
     lease = tmp_path / "t.lance/_dovetail/c-n/lease"
-    with beside(tmp_path, table, "n", gated(tmp_path, 35), commit_every="1h") as future:
+    with run_beside(tmp_path, table, "n", gated_function(tmp_path, 35), commit_every="1h") as future:
         until(lambda: table.history("n")[0].fragments > 0, "the first commit is written down")
         for path in lease.iterdir():
             path.unlink(missing_ok=True)  # a heartbeat may just be written
@@ -131,12 +131,12 @@ def test_a_process_that_lost_its_lease_commits_nothing(tmp_path: Path) -> None:
 
 
 def test_a_lease_is_held_for_each_of_several_columns(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 20, 10))
+    table = dt.table(create_table(tmp_path, 20, 10))
     table.backfill(["low", "high"], fns.pair, cluster=HALF)
     store = table._store
     with (
-        Lease.acquire(store, "high", "somebody", wait=False, say=lambda _: None),
-        pytest.raises(RunError, match="'high' is being filled by somebody"),
+        Lease.acquire(store, "high", "another-run", wait=False, say=lambda _: None),
+        pytest.raises(RunError, match="'high' is being filled by another-run"),
     ):
         table.backfill(["low", "high"], fns.pair, recompute=True, wait=False, cluster=HALF)
 
@@ -144,7 +144,7 @@ def test_a_lease_is_held_for_each_of_several_columns(tmp_path: Path) -> None:
 def test_a_column_that_another_process_adds_at_the_same_time_is_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = made(tmp_path, 20, 20)
+    uri = create_table(tmp_path, 20, 20)
     add, others = LanceTable.add_columns, [fns.doubled]
 
     def adds(self: LanceTable, fields: Sequence[Any]) -> LanceTable:
@@ -163,9 +163,9 @@ def test_a_column_that_another_process_adds_at_the_same_time_is_filled(
 
 
 def test_a_column_that_is_dropped_during_the_wait_is_reported(tmp_path: Path) -> None:
-    uri = made(tmp_path, 20, 20)
+    uri = create_table(tmp_path, 20, 20)
     dt.table(uri).add_column("n", fns.doubled)
-    lease = taken(uri)
+    lease = acquire_lease(uri)
 
     def drops() -> None:
         until(lambda: len(list(Path(uri).glob("_dovetail/*/lease/*.asks"))) == 2, "it waits")
@@ -180,10 +180,10 @@ def test_a_column_that_is_dropped_during_the_wait_is_reported(tmp_path: Path) ->
 
 
 def test_a_column_that_is_being_filled_is_not_dropped(tmp_path: Path) -> None:
-    uri = made(tmp_path, 20, 20)
+    uri = create_table(tmp_path, 20, 20)
     table = dt.table(uri)
     table.add_column("n", fns.doubled)
-    with taken(uri):
+    with acquire_lease(uri):
         with pytest.raises(RunError, match="is being filled by other on ") as caught:
             table.drop("n")
         assert [problem.fix_texts for problem in caught.value.problems] == [("wait until it has finished, or stop it",)]
@@ -193,7 +193,7 @@ def test_a_column_that_is_being_filled_is_not_dropped(tmp_path: Path) -> None:
 
 
 def test_a_backfill_whose_commits_fail_ends_soon(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 6000, 100)
+    uri = create_table(tmp_path, 6000, 100)
 
     def drops() -> None:
         until(lambda: any(len(one.data_files()) > 1 for one in lance.dataset(uri).get_fragments()), "it commits")
@@ -221,7 +221,7 @@ def test_renamed_columns_are_changed_input(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["dropped", "renamed"])
 def test_an_input_column_that_is_dropped_is_named(tmp_path: Path, how: str) -> None:
-    uri = made(tmp_path, 60, 20)
+    uri = create_table(tmp_path, 60, 20)
     gate = tmp_path / "gate"
 
     def slow(text: str) -> int:

@@ -11,8 +11,8 @@ import pytest
 
 import dovetail as dt
 import fill_functions as fns
-from backfill_aids import HALF, by_id, column, made, twice
-from backfill_scenes import failing
+from backfill_aids import HALF, by_id, column, create_table, twice
+from backfill_scenes import failing_function
 from dovetail.backfill.checkpoints import merge_kept_values
 from dovetail.errors import ConfigError
 from staged_backfill import Staged
@@ -36,7 +36,7 @@ def not_null(uri: str, rows: int) -> str:
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Staged:
-    return Staged(made(tmp_path, 200, 200), fns.doubled)
+    return Staged(create_table(tmp_path, 200, 200), fns.doubled)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def bad(tmp_path: Path) -> Path:
 
 
 def test_the_data_file_of_a_killed_call_does_not_replace_newer_values(tmp_path: Path) -> None:
-    uri = made(tmp_path, 100, 100)
+    uri = create_table(tmp_path, 100, 100)
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
     killed = Staged(uri, fns.first_version, where="id < 10")
@@ -61,7 +61,7 @@ def test_the_data_file_of_a_killed_call_does_not_replace_newer_values(tmp_path: 
 
 
 def test_a_number_of_fragments_counts_those_with_matching_rows(tmp_path: Path) -> None:
-    uri = made(tmp_path, 80, 20)
+    uri = create_table(tmp_path, 80, 20)
     table = dt.table(uri)
     for expected in (20, 20, 0):
         assert table.backfill("n", fns.doubled, cluster=HALF, where="id >= 40", fragments=1).rows == expected
@@ -74,10 +74,10 @@ def test_a_condition_keeps_the_rest_of_a_column_of_uuids(tmp_path: Path) -> None
     lance.write_dataset(pa.table({"id": list(range(10)), "n": pa.array([old] * 10, pa.uuid())}), uri)
 
     @dt.udf(data_type=pa.uuid())
-    def made_anew(id: int) -> Any:
+    def replace_value(id: int) -> Any:
         return new
 
-    assert dt.table(uri).backfill("n", made_anew, cluster=HALF, where="id < 3").rows == 3
+    assert dt.table(uri).backfill("n", replace_value, cluster=HALF, where="id < 3").rows == 3
     assert [value.bytes for value in column(uri, "n")] == [new] * 3 + [old] * 7
 
 
@@ -93,7 +93,7 @@ def test_kept_values_of_types_without_an_arrow_if_else_are_merged(kind: str, val
 
 
 def test_a_condition_has_no_note_and_the_next_full_call_notes_why_it_computes_again(tmp_path: Path) -> None:
-    uri = made(tmp_path, 40, 20)
+    uri = create_table(tmp_path, 40, 20)
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
     filled = table.backfill("n", fns.tripled, cluster=HALF, where="id < 5")
@@ -113,7 +113,7 @@ def test_a_column_that_is_not_nullable_is_filled_beside_deleted_rows(tmp_path: P
 
 @pytest.mark.processes
 def test_the_data_file_of_a_killed_call_is_used_if_nothing_changed(tmp_path: Path) -> None:
-    uri = made(tmp_path, 200, 200)
+    uri = create_table(tmp_path, 200, 200)
     staged = Staged(uri, fns.doubled, where="id >= 100")
     assert staged.worker()([staged.task(0, 200)])[0].file  # and then it was killed
     filled = staged.table.backfill("n", fns.doubled, where="id >= 100", cluster=HALF)
@@ -122,15 +122,15 @@ def test_the_data_file_of_a_killed_call_is_used_if_nothing_changed(tmp_path: Pat
 
 
 def test_parts_of_a_condition_do_not_replace_newer_values(tmp_path: Path, bad: Path) -> None:
-    uri = made(tmp_path, 40, 40)
+    uri = create_table(tmp_path, 40, 40)
     table = dt.table(uri)
-    table.add_column("n", failing(bad))
+    table.add_column("n", failing_function(bad))
     with pytest.raises(ValueError, match="row 7"):
-        table.backfill("n", failing(bad), cluster=HALF, where="n IS NULL")
+        table.backfill("n", failing_function(bad), cluster=HALF, where="n IS NULL")
     table.backfill("n", dt.udf(lambda id: -1, input_columns=["id"], data_type="int64"), cluster=HALF, where="id < 5")
     (bad / "7").unlink()
     (bad / "13").unlink()
-    table.backfill("n", failing(bad), cluster=HALF, where="n IS NULL")
+    table.backfill("n", failing_function(bad), cluster=HALF, where="n IS NULL")
     assert by_id(uri, "n") == twice(range(40)) | dict.fromkeys(range(5), -1)
 
 

@@ -21,10 +21,10 @@ from backfill_aids import (  # noqa: E402
     Calls,
     by_id,
     column,
+    create_table,
     driver,
     history,
     left_over,
-    made,
     rows_from,
     twice,
 )
@@ -35,7 +35,7 @@ from waiting import until  # noqa: E402
 
 
 def test_where_computes_matching_rows_and_keeps_the_rest(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 2000, 500)
+    uri = create_table(tmp_path, 2000, 500)
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
     calls.forget()
@@ -48,7 +48,7 @@ def test_where_computes_matching_rows_and_keeps_the_rest(tmp_path: Path, calls: 
 
 
 def test_where_on_an_empty_column_leaves_the_rest_null(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 2000, 500)
+    uri = create_table(tmp_path, 2000, 500)
     filled = dt.table(uri).backfill("n", fns.doubled, cluster=HALF, where="id % 10 = 3")
     assert filled.rows == 200
     assert by_id(uri, "n") == {row: 2 * row if row % 10 == 3 else None for row in range(2000)}
@@ -58,7 +58,7 @@ def test_where_on_an_empty_column_leaves_the_rest_null(tmp_path: Path, calls: Ca
 
 
 def test_where_that_names_nothing_ends(tmp_path: Path) -> None:
-    uri = made(tmp_path, 2000, 500)
+    uri = create_table(tmp_path, 2000, 500)
     assert dt.table(uri).backfill("n", fns.doubled, cluster=HALF, where="id < 0").rows == 0
     assert column(uri, "n") == [None] * 2000
 
@@ -75,14 +75,14 @@ def test_where_on_the_column_itself_fills_empty_rows(tmp_path: Path, calls: Call
 
 
 def test_an_invalid_condition_is_rejected_before_anything_starts(tmp_path: Path) -> None:
-    uri = made(tmp_path, 100, 50)
+    uri = create_table(tmp_path, 100, 50)
     with pytest.raises(ConfigError):
         dt.table(uri).backfill("n", fns.doubled, where="id >>> 3")
     assert "n" not in lance.dataset(uri).schema.names
 
 
 def test_only_some_fragments_are_filled(tmp_path: Path) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     table = dt.table(uri)
     assert table.backfill("n", fns.doubled, cluster=HALF, fragments=[2]).rows == 250
     assert by_id(uri, "n") == {row: 2 * row if 500 <= row < 750 else None for row in range(1000)}
@@ -94,7 +94,7 @@ def test_only_some_fragments_are_filled(tmp_path: Path) -> None:
 
 
 def test_deleted_rows_are_not_computed(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     lance.dataset(uri).delete("id % 5 = 1 OR (id >= 250 AND id < 500)")
     there = [row for row in range(1000) if row % 5 != 1 and not 250 <= row < 500]
     filled = dt.table(uri).backfill("n", fns.doubled, cluster=HALF)
@@ -108,7 +108,7 @@ def test_tables_without_rows_are_nothing_to_do(tmp_path: Path) -> None:
     lance.write_dataset(rows_from(0, 0), empty)
     assert dt.table(empty).backfill("n", fns.doubled).rows == 0
     assert "n" in lance.dataset(empty).schema.names
-    gone = made(tmp_path, 100, 50, "gone")
+    gone = create_table(tmp_path, 100, 50, "gone")
     lance.dataset(gone).delete("true")
     assert dt.table(gone).backfill("n", fns.doubled, cluster=HALF).rows == 0
 
@@ -117,7 +117,7 @@ def test_tables_without_rows_are_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_another_version_computes_everything_again_with_a_note(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     table = dt.table(uri)
     table.backfill("n", fns.first_version, cluster=HALF)
     calls.forget()
@@ -129,7 +129,7 @@ def test_another_version_computes_everything_again_with_a_note(tmp_path: Path, c
 
 
 def test_a_killed_recomputation_is_resumed_and_ends(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 4000, 1000)
+    uri = create_table(tmp_path, 4000, 1000)
     table = dt.table(uri)
     calls.go()
     table.backfill("n", fns.held, cluster=HALF)
@@ -152,7 +152,7 @@ def test_a_killed_recomputation_is_resumed_and_ends(tmp_path: Path, calls: Calls
 
 
 def test_changed_input_is_computed_again(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
     lance.dataset(uri).update({"id": "id + 5000"}, where="id < 10")
@@ -163,7 +163,7 @@ def test_changed_input_is_computed_again(tmp_path: Path, calls: Calls) -> None:
 
 
 def test_one_of_two_columns_that_was_dropped_and_added_again_is_filled_again(tmp_path: Path) -> None:
-    uri = made(tmp_path, 100, 50)
+    uri = create_table(tmp_path, 100, 50)
     table = dt.table(uri)
     table.backfill(["low", "high"], fns.pair, cluster=HALF)
     lance.dataset(uri).drop_columns(["high"])
@@ -181,7 +181,7 @@ def test_an_existing_and_a_new_column_are_filled_together(tmp_path: Path) -> Non
 
 
 def test_a_dropped_column_leaves_nothing_and_can_be_added_again(tmp_path: Path) -> None:
-    uri = made(tmp_path, 100, 50)
+    uri = create_table(tmp_path, 100, 50)
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
     table.drop("n")
@@ -195,7 +195,7 @@ def test_a_dropped_column_leaves_nothing_and_can_be_added_again(tmp_path: Path) 
 
 
 def test_a_named_tuple_fills_two_columns(tmp_path: Path) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     table = dt.table(uri)
     table.add_column(["low", "high"], fns.pair)
     assert table.backfill("low", cluster=HALF).rows == 1000
@@ -205,21 +205,21 @@ def test_a_named_tuple_fills_two_columns(tmp_path: Path) -> None:
 
 
 def test_a_class_is_set_up_once_in_each_worker(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     dt.table(uri).backfill("n", fns.Adder, cluster=HALF, slots=2)
     assert by_id(uri, "n") == {row: row + 1000 for row in range(1000)}
     assert calls.rows() == {-1: 1}
 
 
 def test_an_async_function_is_called_for_many_rows_at_once(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     dt.table(uri).backfill("n", fns.later, cluster=HALF, slots=100)
     assert by_id(uri, "n") == twice(range(1000))
     assert max(calls.rows()) == 100, "as many as there are slots"
 
 
 def test_a_function_of_batches_sees_all_columns_but_its_own(tmp_path: Path) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     dt.table(uri).backfill("w", fns.widths, cluster=HALF)
     assert by_id(uri, "w") == {row: 100 * row + 2 for row in range(1000)}
 
@@ -235,7 +235,7 @@ def test_a_function_of_batches_sees_all_columns_but_its_own(tmp_path: Path) -> N
     ],
 )
 def test_every_type_is_filled_in_parts_and_carried_forward(name: str, expected: Any, tmp_path: Path) -> None:
-    uri = made(tmp_path, 300, 150)
+    uri = create_table(tmp_path, 300, 150)
     table = dt.table(uri)
     table.backfill("v", getattr(fns, name), cluster=HALF, where="id < 100")
     table.backfill("v", getattr(fns, name), cluster=HALF, where="id >= 200")
@@ -297,7 +297,7 @@ def test_values_that_no_backfill_computed_are_replaced_only_by_a_recomputation(t
 
 
 def test_tables_with_stable_row_ids_are_filled(tmp_path: Path) -> None:
-    uri = made(tmp_path, 200, 100, enable_stable_row_ids=True)
+    uri = create_table(tmp_path, 200, 100, enable_stable_row_ids=True)
     lance.dataset(uri).delete("id < 20")
     lance.dataset(uri).optimize.compact_files()
     table = dt.table(uri)
@@ -335,13 +335,13 @@ def test_more_failed_setups_than_the_function_allows_end_it(tmp_path: Path) -> N
         def __call__(self, id: int) -> int:  # noqa: A002
             return id
 
-    table = dt.table(made(tmp_path, 20, 20))
+    table = dt.table(create_table(tmp_path, 20, 20))
     with pytest.raises(RunError, match=r"2 setups failed in a row, more than max_setup_failures=1 allows.*no model"):
         table.backfill("n", dt.udf(NoModel, max_setup_failures=1), workers=1, cluster=HALF)
 
 
 def test_too_many_failed_rows_end_it(tmp_path: Path) -> None:
-    uri = made(tmp_path, 1000, 100)
+    uri = create_table(tmp_path, 1000, 100)
     table = dt.table(uri)
     with pytest.raises(RunError, match=r"more than max_errors allows \(5\)"):
         table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip", max_errors=5)
@@ -356,19 +356,19 @@ def test_too_many_failed_rows_end_it(tmp_path: Path) -> None:
 
 
 def test_an_exception_of_a_kind_that_is_tried_again_is(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 500, 250)
+    uri = create_table(tmp_path, 500, 250)
     retry = dt.Retry(ConnectionError, times=3, backoff=0.001)
     filled = dt.table(uri).backfill("n", fns.flaky, cluster=HALF, on_error=retry)
     assert filled.errors == 0
     assert by_id(uri, "n") == twice(range(500))
     with pytest.raises(ZeroDivisionError):
-        dt.table(made(tmp_path, 1000, 500, "other")).backfill("n", fns.brittle, cluster=HALF, on_error=retry)
+        dt.table(create_table(tmp_path, 1000, 500, "other")).backfill("n", fns.brittle, cluster=HALF, on_error=retry)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("slots", [1, 2])
 def test_rows_that_take_too_long_cost_only_themselves(slots: int, tmp_path: Path) -> None:
-    uri = made(tmp_path, 1000, 500)
+    uri = create_table(tmp_path, 1000, 500)
     table = dt.table(uri)
     table.backfill("n", fns.hangs, cluster=HALF, on_error="skip", timeout=0.5, slots=slots)
     assert by_id(uri, "n") == twice(range(1000), fns.HANGS)
@@ -379,13 +379,13 @@ def test_rows_that_take_too_long_cost_only_themselves(slots: int, tmp_path: Path
 @pytest.mark.processes
 @pytest.mark.long
 def test_an_interrupt_drains_and_the_same_call_resumes(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 6000, 3000)
+    uri = create_table(tmp_path, 6000, 3000)
     call = f'backfill("n", fill_functions.slow, cluster="{HALF}")'
     with driver(tmp_path, uri, call, calls, processes=True) as running:
         until(lambda: calls.count() >= 300, "rows are computed")
         running.kill(signal.SIGINT)
-        told = running.finish()
-        assert "n: drained" in told
+        output = running.finish()
+        assert "n: drained" in output
         running.all_gone()
     assert history(uri) == ["drained"]
     before = calls.rows()
@@ -397,7 +397,7 @@ def test_an_interrupt_drains_and_the_same_call_resumes(tmp_path: Path, calls: Ca
 
 
 def test_a_table_that_cannot_be_written_is_reported_and_the_call_can_be_repeated(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     table = dt.table(uri)
     table.add_column("n", fns.doubled)
     real = lance.LanceDataset.commit
@@ -421,7 +421,7 @@ def test_a_table_that_cannot_be_written_is_reported_and_the_call_can_be_repeated
 
 @pytest.mark.long
 def test_parts_that_cannot_be_written_are_reported(tmp_path: Path) -> None:
-    uri = made(tmp_path, 1000, 250)
+    uri = create_table(tmp_path, 1000, 250)
     table = dt.table(uri)
     table.add_column("n", fns.doubled)
     in_the_way = Path(uri) / "_dovetail/c-n/parts"
@@ -438,7 +438,7 @@ def test_parts_that_cannot_be_written_are_reported(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.long
 def test_a_fragment_of_many_tasks_leaves_few_files(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 20_000, 20_000)
+    uri = create_table(tmp_path, 20_000, 20_000)
     most = 0
     call = 'backfill("n", fill_functions.slow, cluster="8cpu, 8GB")'
     with driver(tmp_path, uri, call, calls, processes=True) as running:
@@ -459,7 +459,7 @@ def test_a_fragment_of_many_tasks_leaves_few_files(tmp_path: Path, calls: Calls)
 
 
 def test_a_plan_has_the_pending_and_the_finished_work(tmp_path: Path) -> None:
-    uri = made(tmp_path, 2000, 500)
+    uri = create_table(tmp_path, 2000, 500)
     table = dt.table(uri)
     plan = table.plan_backfill("n", fns.doubled, cluster=CLUSTER)
     assert (plan.fragments, plan.rows, plan.workers, plan.cpus) == (4, 2000, 2, 2.0)
@@ -478,14 +478,14 @@ def test_a_plan_has_the_pending_and_the_finished_work(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_a_function_that_fails_has_the_rows_and_workers(tmp_path: Path) -> None:
-    uri = made(tmp_path, 2000, 2000)
+    uri = create_table(tmp_path, 2000, 2000)
     plan = dt.table(uri).plan_backfill("n", fns.brittle, cluster=CLUSTER)
     assert (plan.rows, plan.workers) == (2000, 2)
 
 
 @pytest.mark.processes
 def test_a_plan_of_a_function_that_crashes_has_a_note(tmp_path: Path) -> None:
-    uri = made(tmp_path, 2000, 2000)
+    uri = create_table(tmp_path, 2000, 2000)
     plan = dt.table(uri).plan_backfill("n", fns.leaves, cluster=CLUSTER)
     assert (plan.rows, plan.workers) == (2000, 2)
     plan = dt.table(uri).plan_backfill("n", fns.dies_at_once, cluster=CLUSTER)
@@ -495,19 +495,19 @@ def test_a_plan_of_a_function_that_crashes_has_a_note(tmp_path: Path) -> None:
 
 
 def test_a_plan_without_a_sample_computes_nothing(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 2000, 2000)
+    uri = create_table(tmp_path, 2000, 2000)
     plan = dt.table(uri).plan_backfill("n", fns.doubled, sample=False, cluster=CLUSTER)
     assert plan.seconds is None
     assert not calls.rows()
 
 
 def test_a_plan_of_a_function_that_fits_on_no_node_is_refused(tmp_path: Path) -> None:
-    uri = made(tmp_path, 100, 50)
+    uri = create_table(tmp_path, 100, 50)
     with pytest.raises(dt.InfeasibleError, match="2 CPUs in all, 64 needed"):
         dt.table(uri).plan_backfill("n", fns.enormous, cluster=CLUSTER)
 
 
 def test_a_plan_of_too_many_workers_notes_how_many_fit(tmp_path: Path) -> None:
-    uri = made(tmp_path, 100, 50)
+    uri = create_table(tmp_path, 100, 50)
     plan = dt.table(uri).plan_backfill("n", fns.doubled, workers=8, sample=False, cluster=CLUSTER)
     assert plan.notes == ["running 2 of 8 workers: 8 need 8.0 CPUs, 2.0 available"]

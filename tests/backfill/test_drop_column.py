@@ -11,7 +11,7 @@ lance = pytest.importorskip("lance")
 
 import dovetail as dt  # noqa: E402
 import fill_functions as fns  # noqa: E402
-from backfill_aids import HALF, Calls, by_id, column, driver, made, rows_from, twice  # noqa: E402
+from backfill_aids import HALF, Calls, by_id, column, create_table, driver, rows_from, twice  # noqa: E402
 from dovetail.backfill.records import read_column, write_column  # noqa: E402
 from dovetail.backfill.store import TableStore  # noqa: E402
 from dovetail.errors import ConfigError  # noqa: E402
@@ -20,7 +20,7 @@ from waiting import until  # noqa: E402
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    return made(tmp_path, 20, 10)
+    return create_table(tmp_path, 20, 10)
 
 
 def kept_of(uri: str, name: str) -> list[str]:
@@ -164,7 +164,7 @@ def test_a_removed_and_an_existing_column_are_dropped_in_one_call(uri: str) -> N
 
 
 def test_a_function_that_is_set_during_a_backfill_stays_set(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 2000, 1000)
+    uri = create_table(tmp_path, 2000, 1000)
     call = f'backfill("n", fill_functions.held, cluster="{HALF}", recompute=True)'
     with driver(tmp_path, uri, call, calls) as running:
         until(calls.is_held, "it is in the middle")
@@ -180,7 +180,7 @@ def test_a_function_that_is_set_during_a_backfill_stays_set(tmp_path: Path, call
 
 
 def test_a_plan_uses_the_rate_of_earlier_runs_of_the_same_function(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 2000, 1000))
+    table = dt.table(create_table(tmp_path, 2000, 1000))
     assert table.plan_backfill("n", fns.slow, cluster=HALF, sample=False).rate is None
     table.backfill("n", fns.slow, cluster=HALF)
     plan = table.plan_backfill("n", cluster=HALF, recompute=True, sample=False)
@@ -189,10 +189,10 @@ def test_a_plan_uses_the_rate_of_earlier_runs_of_the_same_function(tmp_path: Pat
 
 
 def test_a_table_that_is_removed_during_a_backfill_is_not_created_again(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 2000, 1000)
+    uri = create_table(tmp_path, 2000, 1000)
     with driver(tmp_path, uri, f'backfill("n", fill_functions.held, cluster="{HALF}")', calls) as running:
         until(calls.is_held, "it is in the middle")
-        # not while Lance commits, which would make the folder anew
+        # not while Lance commits, which would create the folder again
         until(lambda: dt.table(uri).history("n")[0].fragments > 0, "the first commit is written down")
         Path(uri).rename(tmp_path / "removed")  # in one step: the run may be writing into it
         calls.go()
@@ -224,7 +224,7 @@ def test_the_fixes_for_a_fragment_of_an_empty_table_work(tmp_path: Path) -> None
 
 
 def test_the_fix_for_a_table_of_the_legacy_format_works(tmp_path: Path) -> None:
-    uri = made(tmp_path, 20, 10, data_storage_version="legacy")
+    uri = create_table(tmp_path, 20, 10, data_storage_version="legacy")
     with pytest.raises(ConfigError, match="cannot add 'n'") as caught:
         dt.table(uri).backfill("n", fns.doubled, cluster=HALF)
     (fix,) = fixes(caught.value)

@@ -40,7 +40,7 @@ def uri(tmp_path: Path) -> str:
     return str(tmp_path / "t.lance")
 
 
-def made(uri: str, storage: dict[str, str] | None = None, **settings: Any) -> LanceTable:
+def create_table(uri: str, storage: dict[str, str] | None = None, **settings: Any) -> LanceTable:
     """Rows 0 to 19 in four fragments; `id` and `A b`."""
     rows = pa.table({"id": list(range(ROWS)), "A b": [f"row {at}" for at in range(ROWS)]})
     lance.write_dataset(rows, uri, max_rows_per_file=EACH, storage_options=storage or None, **settings)
@@ -48,11 +48,11 @@ def made(uri: str, storage: dict[str, str] | None = None, **settings: Any) -> La
 
 
 def files_of(_: LanceTable, fragment: Fragment) -> str:
-    """As the real one does it: the names of the files of the columns `id` and `A b`."""
+    """Names of the data files of the columns `id` and `A b`, like the real function."""
     return "+".join(file.path for file in fragment.files if {0, 1} & set(file.fields))
 
 
-def filled(table: LanceTable, fragment: int, values: list[Any], name: str, column: str = "u") -> NewDataFile:
+def write_file(table: LanceTable, fragment: int, values: list[Any], name: str, column: str = "u") -> NewDataFile:
     schema = pa.schema([table.schema.field(column)])
     batch = pa.record_batch([pa.array(values, schema.field(0).type)], schema=schema)
     size = table.write(name, schema, [batch])
@@ -65,13 +65,13 @@ def values(table: LanceTable, column: str = "u") -> list[Any]:
 
 
 def test_a_column_is_added_filled_and_dropped(place: tuple[str, dict[str, str]]) -> None:
-    table = made(*place)
+    table = create_table(*place)
     added = table.add_columns([pa.field("u", pa.string())])
     assert (table.version, added.version) == (1, 2)
     assert added.schema.names == ["id", "A b", "u"]
     assert added.field_ids() == {"id": 0, "A b": 1, "u": 2}
     assert [len(fragment.files) for fragment in added.fragments()] == [1, 1, 1, 1]
-    files = [filled(added, at, [f"{at}"] * EACH, f"dt-{at}.lance") for at in (2, 0)]
+    files = [write_file(added, at, [f"{at}"] * EACH, f"dt-{at}.lance") for at in (2, 0)]
     assert all(file.size_bytes > 0 for file in files)
     assert values(table) == [None] * ROWS
     done = added.commit(files, files_of)
@@ -90,8 +90,8 @@ def test_a_column_is_added_filled_and_dropped(place: tuple[str, dict[str, str]])
 def test_a_concurrent_compaction_is_reported_and_other_fragments_are_committed(
     place: tuple[str, dict[str, str]],
 ) -> None:
-    table = made(*place).add_columns([pa.field("u", pa.string())])
-    files = [filled(table, at, [f"{at}"] * EACH, f"dt-{at}.lance") for at in (1, 3)]
+    table = create_table(*place).add_columns([pa.field("u", pa.string())])
+    files = [write_file(table, at, [f"{at}"] * EACH, f"dt-{at}.lance") for at in (1, 3)]
     dataset = lance.dataset(place[0], storage_options=place[1] or None)
     dataset.delete("id = 16")  # of fragment 3: it is alone worth compacting now, and is compacted alone
     dataset.optimize.compact_files(target_rows_per_fragment=EACH, materialize_deletions_threshold=0.01)
@@ -102,8 +102,8 @@ def test_a_concurrent_compaction_is_reported_and_other_fragments_are_committed(
 
 
 def test_append_delete_and_update_meanwhile_do_no_harm(place: tuple[str, dict[str, str]]) -> None:
-    table = made(*place).add_columns([pa.field("u", pa.string())])
-    files = [filled(table, at, [f"{at}.{row}" for row in range(EACH)], f"dt-{at}.lance") for at in range(4)]
+    table = create_table(*place).add_columns([pa.field("u", pa.string())])
+    files = [write_file(table, at, [f"{at}.{row}" for row in range(EACH)], f"dt-{at}.lance") for at in range(4)]
     dataset = lance.dataset(place[0], storage_options=place[1] or None)
     dataset.update({"A b": "'new'"}, where="id = 3")
     dataset.delete("id = 7")
@@ -119,8 +119,8 @@ def test_append_delete_and_update_meanwhile_do_no_harm(place: tuple[str, dict[st
 
 def test_constant_commits_of_others_only_delay_a_commit(uri: str) -> None:
     """Updates of the same fragment conflict with a commit: the conflict is real, and the retry is."""
-    table = made(uri).add_columns([pa.field("u", pa.string())])
-    file = filled(table, 0, ["x"] * EACH, "dt-0.lance")
+    table = create_table(uri).add_columns([pa.field("u", pa.string())])
+    file = write_file(table, 0, ["x"] * EACH, "dt-0.lance")
     asked = 0
 
     def meanwhile(newest: LanceTable, fragment: Fragment) -> str:
@@ -136,9 +136,9 @@ def test_constant_commits_of_others_only_delay_a_commit(uri: str) -> None:
 
 
 def test_changed_inputs_are_reported(uri: str) -> None:
-    table = made(uri).add_columns([pa.field("u", pa.string())])
-    file = filled(table, 0, ["x"] * EACH, "dt-0.lance")
-    other = filled(table, 0, ["other"] * EACH, "other.lance", "A b")
+    table = create_table(uri).add_columns([pa.field("u", pa.string())])
+    file = write_file(table, 0, ["x"] * EACH, "dt-0.lance")
+    other = write_file(table, 0, ["other"] * EACH, "other.lance", "A b")
     assert table.commit([other], files_of).fragments == (0,)
     done = table.commit([file], files_of)
     assert (done.fragments, done.changed_fragments, done.version) == ((), (0,), table.newest().version)
@@ -148,8 +148,8 @@ def test_changed_inputs_are_reported(uri: str) -> None:
 
 
 def test_a_fragment_that_vanished_is_reported(uri: str) -> None:
-    table = made(uri).add_columns([pa.field("u", pa.string())])
-    files = [filled(table, at, ["x"] * EACH, f"dt-{at}.lance") for at in (0, 1)]
+    table = create_table(uri).add_columns([pa.field("u", pa.string())])
+    files = [write_file(table, at, ["x"] * EACH, f"dt-{at}.lance") for at in (0, 1)]
     lance.dataset(uri).delete("id < 5")
     assert [one.id for one in table.newest().fragments()] == [1, 2, 3]
     done = table.commit(files, files_of)
@@ -159,8 +159,8 @@ def test_a_fragment_that_vanished_is_reported(uri: str) -> None:
 @pytest.mark.parametrize("again", [None, ("u", pa.int64()), ("v", pa.string())])
 def test_a_column_that_was_dropped_meanwhile_is_an_error(uri: str, again: tuple[str, Any] | None) -> None:
     """Lance gives its id to the next column that is added."""
-    table = made(uri).add_columns([pa.field("u", pa.string())])
-    file = filled(table, 0, ["x"] * EACH, "dt-0.lance")
+    table = create_table(uri).add_columns([pa.field("u", pa.string())])
+    file = write_file(table, 0, ["x"] * EACH, "dt-0.lance")
     table.drop_columns(["u"])
     if again:
         assert table.add_columns([pa.field(*again)]).field_ids()[again[0]] == 2
@@ -171,12 +171,12 @@ def test_a_column_that_was_dropped_meanwhile_is_an_error(uri: str, again: tuple[
 
 
 def test_a_file_that_was_cleaned_up_is_computed_again(place: tuple[str, dict[str, str]]) -> None:
-    table = made(*place).add_columns([pa.field("u", pa.string())])
-    files = [filled(table, at, ["x"] * EACH, f"dt-{at}.lance") for at in (0, 1)]
+    table = create_table(*place).add_columns([pa.field("u", pa.string())])
+    files = [write_file(table, at, ["x"] * EACH, f"dt-{at}.lance") for at in (0, 1)]
     lance.dataset(place[0], storage_options=place[1] or None).cleanup_old_versions(
         older_than=timedelta(0), delete_unverified=True
     )
-    files.append(filled(table.newest(), 2, ["y"] * EACH, "dt-2.lance"))
+    files.append(write_file(table.newest(), 2, ["y"] * EACH, "dt-2.lance"))
     done = table.commit(files, files_of)
     assert (done.fragments, done.changed_fragments) == ((2,), (0, 1))
     assert values(table) == [None] * 10 + ["y"] * 5 + [None] * 5
@@ -184,8 +184,8 @@ def test_a_file_that_was_cleaned_up_is_computed_again(place: tuple[str, dict[str
 
 def test_a_commit_that_never_succeeds_is_reported(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dovetail.backfill.lance_table.MAX_COMMIT_ATTEMPTS", 2)
-    table = made(uri).add_columns([pa.field("u", pa.string())])
-    file = filled(table, 0, ["x"] * EACH, "dt-0.lance")
+    table = create_table(uri).add_columns([pa.field("u", pa.string())])
+    file = write_file(table, 0, ["x"] * EACH, "dt-0.lance")
 
     rows = iter(range(EACH))
 
@@ -199,12 +199,12 @@ def test_a_commit_that_never_succeeds_is_reported(uri: str, monkeypatch: pytest.
 
 
 def test_several_that_commit_at_the_same_moment_all_get_through(place: tuple[str, dict[str, str]]) -> None:
-    table = made(*place).add_columns([pa.field("u", pa.string()), pa.field("v", pa.string())])
+    table = create_table(*place).add_columns([pa.field("u", pa.string()), pa.field("v", pa.string())])
     start = threading.Barrier(4)
     results: list[Any] = []
 
     def fill(column: str, fragments: tuple[int, ...]) -> None:
-        files = [filled(table, at, [column] * EACH, f"{column}-{at}.lance", column) for at in fragments]
+        files = [write_file(table, at, [column] * EACH, f"{column}-{at}.lance", column) for at in fragments]
         start.wait()
         results.extend(table.commit([file], files_of) for file in files)
 
@@ -222,7 +222,7 @@ def test_several_that_commit_at_the_same_moment_all_get_through(place: tuple[str
 
 @pytest.mark.parametrize("stable", [False, True])
 def test_rows_are_read_where_they_lie_whatever_was_deleted(uri: str, stable: bool) -> None:
-    made(uri, enable_stable_row_ids=stable)
+    create_table(uri, enable_stable_row_ids=stable)
     dataset = lance.dataset(uri)
     dataset.delete("id in (1, 3, 9)")
     dataset.add_columns({"twice": "id * 2"})  # a second file per fragment
@@ -254,7 +254,7 @@ def test_rows_are_read_where_they_lie_whatever_was_deleted(uri: str, stable: boo
 
 
 def test_rows_match_by_an_index_too(uri: str) -> None:
-    made(uri, enable_stable_row_ids=True)
+    create_table(uri, enable_stable_row_ids=True)
     dataset = lance.dataset(uri)
     dataset.create_scalar_index("id", "BTREE")
     dataset.delete("id = 6")
@@ -288,7 +288,7 @@ KINDS: dict[str, tuple[Any, list[Any]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_of_every_kind_are_added_filled_and_read(kind: str, uri: str) -> None:
     of, data = KINDS[kind]
-    table = made(uri).add_columns([pa.field("My column", of), pa.field("n", pa.int64())])
+    table = create_table(uri).add_columns([pa.field("My column", of), pa.field("n", pa.int64())])
     ids = table.field_ids()
     schema = pa.schema([table.schema.field("My column"), table.schema.field("n")])
     batch = pa.record_batch([pa.array(data, of), pa.array(range(EACH), pa.int64())], schema=schema)
@@ -311,15 +311,15 @@ def test_columns_of_every_kind_are_added_filled_and_read(kind: str, uri: str) ->
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 def test_tables_of_older_formats_are_filled(version: str, uri: str) -> None:
     of = pa.struct([("x", pa.int32()), ("y", pa.list_(pa.string()))])
-    table = made(uri, data_storage_version=version).add_columns([pa.field("s", of)])
+    table = create_table(uri, data_storage_version=version).add_columns([pa.field("s", of)])
     data = [{"x": at, "y": [str(at)]} for at in range(EACH)]
-    assert table.commit([filled(table, 0, data, "dt-0.lance", "s")], files_of).fragments == (0,)
+    assert table.commit([write_file(table, 0, data, "dt-0.lance", "s")], files_of).fragments == (0,)
     assert table.newest().read(0, ["s"], 0, 5)[0]["s"].to_pylist() == data
     assert table.newest().fragments()[0].files[-1].fields == (table.field_ids()["s"],)
 
 
 def test_a_writer_that_fails_leaves_nothing(place: tuple[str, dict[str, str]]) -> None:
-    table = made(*place).add_columns([pa.field("u", pa.string())])
+    table = create_table(*place).add_columns([pa.field("u", pa.string())])
     schema = pa.schema([table.schema.field("u")])
 
     def broken() -> Iterator[Any]:
@@ -358,7 +358,7 @@ table.write("dt-0.lance", schema, batches())
 
 @pytest.mark.processes
 def test_a_writer_that_is_killed_leaves_nothing_under_the_name(uri: str, tmp_path: Path) -> None:
-    made(uri).add_columns([pa.field("u", pa.string())])
+    create_table(uri).add_columns([pa.field("u", pa.string())])
     with Script(tmp_path, KILLED, warm=True, TABLE=uri) as script:
         assert script.ended() == -9
     assert not (Path(uri) / "data" / "dt-0.lance").exists()
@@ -366,12 +366,12 @@ def test_a_writer_that_is_killed_leaves_nothing_under_the_name(uri: str, tmp_pat
 
 def test_cleaning_up_and_compacting_leave_our_files_alone(place: tuple[str, dict[str, str]]) -> None:
     uri, storage = place
-    table = made(uri, storage).add_columns([pa.field("u", pa.string())])
+    table = create_table(uri, storage).add_columns([pa.field("u", pa.string())])
     store = TableStore(uri, storage)
     names = ["c-u/parts/abc/0-def/p.0.5.100", "c-u/lease/1.asks", "columns/u.json", "x.lance", "_versions/1.manifest"]
     for name in names:
         store.put(name, b"ours")
-    file = filled(table, 0, ["x"] * EACH, "dt-0.lance")
+    file = write_file(table, 0, ["x"] * EACH, "dt-0.lance")
     dataset = lance.dataset(uri, storage_options=storage or None)
     dataset.delete("id < 2")
     dataset.optimize.compact_files(materialize_deletions_threshold=0.01, target_rows_per_fragment=EACH)
@@ -384,7 +384,7 @@ def test_cleaning_up_and_compacting_leave_our_files_alone(place: tuple[str, dict
 
 
 def test_the_newest_version_is_never_an_old_one(uri: str) -> None:
-    table = made(uri)
+    table = create_table(uri)
     for rows in range(3):
         lance.dataset(uri).insert(pa.table({"id": [rows], "A b": ["x"]}))
         assert LanceTable(uri).version == table.newest().version == rows + 2
@@ -395,7 +395,7 @@ def test_the_newest_version_is_never_an_old_one(uri: str) -> None:
 
 
 def test_it_pickles_as_its_address(place: tuple[str, dict[str, str]]) -> None:
-    table = made(*place)
+    table = create_table(*place)
     table.add_columns([pa.field("u", pa.string())])
     pickled = pickle.dumps(table)
     assert len(pickled) < 600
@@ -407,7 +407,7 @@ def test_it_pickles_as_its_address(place: tuple[str, dict[str, str]]) -> None:
 
 def test_addresses_mean_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made("t.lance/")
+    create_table("t.lance/")
     assert LanceTable("t.lance/").uri == LanceTable(f"file://{tmp_path}/t.lance").uri == str(tmp_path / "t.lance")
     assert normalize_uri("s3://bucket/a b/") == "s3://bucket/a b"
 
@@ -418,7 +418,7 @@ def test_an_address_that_is_not_a_table_is_reported_with_a_fix(tmp_path: Path, b
     assert caught.value.codes == ("DT430",)
     assert ".rs:" not in str(caught.value)
     assert "_versions/" in str(caught.value)
-    made(str(tmp_path / "clips.lance"))
+    create_table(str(tmp_path / "clips.lance"))
     with pytest.raises(ConfigError, match=r"not found \(did you mean 'clips\.lance'\?\)") as caught:
         LanceTable(str(tmp_path / "clip.lance"))
     LanceTable(caught.value.problems[0].fix_texts[0])
@@ -426,13 +426,13 @@ def test_an_address_that_is_not_a_table_is_reported_with_a_fix(tmp_path: Path, b
         LanceTable(f"{bucket.uri}/nothing", bucket.storage)
     assert caught.value.codes == ("DT430",)
     assert "aws_secret_access_key': 'test" not in str(caught.value)
-    made(str(tmp_path / "t.lance"))
+    create_table(str(tmp_path / "t.lance"))
     with pytest.raises(ConfigError, match="version 99, cannot be opened"):
         LanceTable(str(tmp_path / "t.lance"), version=99)
 
 
 def test_a_failed_add_or_drop_lists_the_existing_columns(uri: str) -> None:
-    table = made(uri)
+    table = create_table(uri)
     with pytest.raises(ConfigError, match=r"cannot add 'id': .*already exists") as caught:
         table.add_columns([pa.field("id", pa.int64())])
     assert caught.value.codes == ("DT433",)
@@ -445,7 +445,7 @@ def test_a_failed_add_or_drop_lists_the_existing_columns(uri: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "expected_message"),
     [
         ("nothing > 1", "No field named nothing"),
         ("id >", "Expected: an expression"),
@@ -456,18 +456,20 @@ def test_a_failed_add_or_drop_lists_the_existing_columns(uri: str) -> None:
         ("", "expression"),
     ],
 )
-def test_an_invalid_condition_is_reported_in_one_line(uri: str, where: str, said: str) -> None:
+def test_an_invalid_condition_is_reported_in_one_line(uri: str, where: str, expected_message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        made(uri).check_where(where)
+        create_table(uri).check_where(where)
     (problem,) = caught.value.problems
     assert problem.code == "DT432"
-    assert said in problem.message
+    assert expected_message in problem.message
     assert "\n" not in problem.message
     assert ".rs:" not in problem.message
 
 
 def test_good_conditions_pass_and_name_their_columns(uri: str) -> None:
-    table = made(uri).add_columns([pa.field("s", pa.struct([("x", pa.int32())])), pa.field("width", pa.int32())])
+    table = create_table(uri).add_columns(
+        [pa.field("s", pa.struct([("x", pa.int32())])), pa.field("width", pa.int32())]
+    )
     named = {
         "id > 1": ("id",),
         "`A b` like 'row%' and s.x is null": ("A b", "s"),
@@ -506,6 +508,6 @@ def test_commits_are_silent(uri: str) -> None:
         "table.write('dt.lance', schema, [pa.record_batch([pa.array(['x'] * 5)], schema=schema)])\n"
         "print(table.commit([NewDataFile(0, 'dt.lance', (2,), '')], lambda *_: '').fragments)"
     )
-    made(uri).add_columns([pa.field("u", pa.string())])
+    create_table(uri).add_columns([pa.field("u", pa.string())])
     ended = subprocess.run([sys.executable, "-c", code, uri], check=True, capture_output=True, text=True)
     assert (ended.stdout, ended.stderr) == ("(0,)\n", "")

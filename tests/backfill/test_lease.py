@@ -48,11 +48,11 @@ def local(tmp_path: Path) -> TableStore:
     return TableStore(str(tmp_path / "t.lance"))
 
 
-def unheard(text: str) -> None:
-    raise AssertionError(f"nothing was to be said, but: {text}")
+def fail_on_message(text: str) -> None:
+    raise AssertionError(f"unexpected message: {text}")
 
 
-def take(store: TableStore, run: str, *, wait: bool = False, say: Callable[[str], None] = unheard) -> Lease:
+def take(store: TableStore, run: str, *, wait: bool = False, say: Callable[[str], None] = fail_on_message) -> Lease:
     return Lease.acquire(store, "u", run, wait=wait, say=say)
 
 
@@ -66,7 +66,7 @@ def test_it_is_taken_shown_and_given_back(store: TableStore) -> None:
         assert abs(found.began - time.time()) < 60
         assert not lease.is_lost()
         assert read_holder(store, "other") is None
-        with Lease.acquire(store, "other", "run-2", wait=False, say=unheard):
+        with Lease.acquire(store, "other", "run-2", wait=False, say=fail_on_message):
             pass
     assert read_holder(store, "u") is None
     assert store.names(FOLDER) == []
@@ -87,16 +87,16 @@ def test_a_held_lease_is_refused_with_the_name_of_the_owner(store: TableStore) -
 
 def test_a_waiting_process_gets_a_released_lease(store: TableStore) -> None:
     first = take(store, "run-1")
-    said: list[str] = []
+    messages: list[str] = []
     got: list[Lease] = []
-    waiting = threading.Thread(target=lambda: got.append(take(store, "run-2", wait=True, say=said.append)))
+    waiting = threading.Thread(target=lambda: got.append(take(store, "run-2", wait=True, say=messages.append)))
     waiting.start()
-    until(lambda: bool(said))
+    until(lambda: bool(messages))
     assert not got
     first.release()
     waiting.join(60)
-    assert len(said) == 1
-    assert "run-1 on" in said[0]
+    assert len(messages) == 1
+    assert "run-1 on" in messages[0]
     found = read_holder(store, "u")
     assert found is not None
     assert found.run == "run-2"
@@ -118,14 +118,14 @@ def test_of_several_processes_at_the_same_moment_exactly_one_gets_it(local: Tabl
         child.join(60)
         assert child.exitcode == 0
     for at in range(rounds):
-        said = [text for which, text in found if which == at]
-        assert said.count(None) == 1
-        assert all("DT434" in text and "is being filled by run-" in text for text in said if text)
+        texts = [text for which, text in found if which == at]
+        assert texts.count(None) == 1
+        assert all("DT434" in text and "is being filled by run-" in text for text in texts if text)
     assert local.names(FOLDER) == []
 
 
 class Turns:
-    """One thread at a time goes on, from one access to the store to the next; chance says which."""
+    """Scheduler of threads: one at a time, chosen at random, runs until its next access to the store."""
 
     def __init__(self, seed: int, count: int) -> None:
         self._random = Random(seed)
@@ -142,7 +142,7 @@ class Turns:
             self._waiting.append(me)
             self._going = ""
             self._choose()
-            assert self._changed.wait_for(lambda: self._going == me, 60), "nobody goes on"
+            assert self._changed.wait_for(lambda: self._going == me, 60), "no thread was chosen"
 
     def end(self) -> None:
         with self._changed:
@@ -265,32 +265,32 @@ def test_a_killed_owner_on_this_machine_is_taken_over_at_once(
     assert found is not None
     assert (found.run, found.alive) == ("run-killed", False)
     assert time.time() - found.beat < module.LEASE_TIMEOUT_S, "its last heartbeat is new: only its process can tell"
-    said: list[str] = []
-    with take(local, "run-2", say=said.append):
-        (text,) = said
+    messages: list[str] = []
+    with take(local, "run-2", say=messages.append):
+        (text,) = messages
         assert "run-killed" in text
         assert "its process is dead" in text
     assert local.names(FOLDER) == []
 
 
 def test_a_waiting_process_gets_the_lease_of_a_killed_owner(local: TableStore, other: subprocess.Popen[bytes]) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     got: list[Lease] = []
-    waiting = threading.Thread(target=lambda: got.append(take(local, "run-2", wait=True, say=said.append)))
+    waiting = threading.Thread(target=lambda: got.append(take(local, "run-2", wait=True, say=messages.append)))
     waiting.start()
-    until(lambda: bool(said))
+    until(lambda: bool(messages))
     other.send_signal(signal.SIGKILL)
     other.wait()
     waiting.join(60)
-    assert len(said) == 2
-    assert "taking over" in said[1]
+    assert len(messages) == 2
+    assert "taking over" in messages[1]
     got[0].release()
 
 
-def left(
+def write_remote_lease(
     store: TableStore, beat_ago: float, *, space: str = "another-boot pid:[1]", holds: bool = True, born: str = ""
 ) -> str:
-    """What an owner on another machine wrote."""
+    """Write the files of a lease as an owner on another machine does."""
     began = time.time() - 1000
     process = [os.getpid(), born or this_process().born, space]
     record = {"owner": "run-far on far, pid 7", "run": "run-far", "host": "far", "process": process, "began": began}
@@ -305,7 +305,7 @@ def left(
 
 @contextmanager
 def beating(store: TableStore, path: str, ago: float) -> Iterator[None]:
-    """An owner elsewhere that is alive: whoever looks finds a new heartbeat, of a clock that much behind ours."""
+    """A live owner on another machine: every read finds a new heartbeat, from a clock `ago` seconds behind ours."""
     names = store.names
 
     def looked(folder: str) -> list[str]:
@@ -318,27 +318,27 @@ def beating(store: TableStore, path: str, ago: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_an_owner_elsewhere_is_dead_when_we_heard_nothing_of_it_for_too_long(
+def test_a_remote_owner_without_a_heartbeat_for_too_long_is_dead(
     store: TableStore, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
-    left(store, 2 * module.LEASE_TIMEOUT_S)
+    write_remote_lease(store, 2 * module.LEASE_TIMEOUT_S)
     found = read_holder(store, "u")
     assert found is not None
     assert (found.run, found.alive) == ("run-far", False), "for display the time that it wrote is good enough"
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
-    said: list[str] = []
+    messages: list[str] = []
     began = time.monotonic()
-    with take(store, "run-2", wait=wait, say=said.append):
+    with take(store, "run-2", wait=wait, say=messages.append):
         assert time.monotonic() - began > 0.5
-        assert "was being filled by run-far on far, pid 7: checking for 0.5 s whether it is alive" in said[0]
-        assert "taking over column 'u' from run-far on far, pid 7: no heartbeat for 0.5 s" in said[1]
-        assert len(said) == 2
+        assert "was being filled by run-far on far, pid 7: checking for 0.5 s whether it is alive" in messages[0]
+        assert "taking over column 'u' from run-far on far, pid 7: no heartbeat for 0.5 s" in messages[1]
+        assert len(messages) == 2
     assert store.names(FOLDER) == []
 
 
 @pytest.mark.parametrize("ago", [25.0, 4000.0, -4000.0])
 def test_a_remote_owner_with_a_heartbeat_is_alive_whatever_its_clock_shows(local: TableStore, ago: float) -> None:
-    path = left(local, ago)
+    path = write_remote_lease(local, ago)
     with beating(local, path, ago), pytest.raises(RunError, match="is being filled by run-far on far, pid 7"):
         take(local, "run-2", say=lambda _: None)
     assert len(local.names(FOLDER)) == 4
@@ -347,20 +347,20 @@ def test_a_remote_owner_with_a_heartbeat_is_alive_whatever_its_clock_shows(local
 def test_a_remote_owner_with_a_heartbeat_is_not_taken_over(local: TableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
     monkeypatch.setattr(module, "MAX_POLL_S", 0.05)
-    path = left(local, 4000.0)
-    said: list[str] = []
+    path = write_remote_lease(local, 4000.0)
+    messages: list[str] = []
     got: list[Lease] = []
-    waiting = threading.Thread(target=lambda: got.append(take(local, "run-2", wait=True, say=said.append)))
+    waiting = threading.Thread(target=lambda: got.append(take(local, "run-2", wait=True, say=messages.append)))
     with beating(local, path, 4000.0):
         waiting.start()
-        until(lambda: bool(said) and "waiting" in said[-1])
+        until(lambda: bool(messages) and "waiting" in messages[-1])
         began, first = time.monotonic(), local.get(path)
         until(lambda: time.monotonic() - began > 3 * module.LEASE_TIMEOUT_S and local.get(path) != first)
         assert waiting.is_alive()
         assert not got
-        assert "waiting" in said[-1]
+        assert "waiting" in messages[-1]
     waiting.join(60)
-    assert "no heartbeat for 0.5 s" in said[-1]
+    assert "no heartbeat for 0.5 s" in messages[-1]
     got[0].release()
 
 
@@ -368,7 +368,7 @@ def test_a_remote_owner_whose_clock_was_ahead_expires_like_others(
     local: TableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.3)
-    left(local, -3600.0)
+    write_remote_lease(local, -3600.0)
     take(local, "run-2", wait=True, say=lambda _: None).release()
     assert local.names(FOLDER) == []
 
@@ -376,7 +376,7 @@ def test_a_remote_owner_whose_clock_was_ahead_expires_like_others(
 @pytest.mark.parametrize("space", ["another-boot pid:[1]", f"{this_process().space.split()[0]} pid:[1]"])
 def test_a_lease_of_a_remote_owner_with_a_new_heartbeat_is_refused_at_once(local: TableStore, space: str) -> None:
     """On another machine, or in another container of this one: its pid means nothing here."""
-    left(local, 1, space=space)
+    write_remote_lease(local, 1, space=space)
     with pytest.raises(RunError, match="run-far on far, pid 7"):
         take(local, "run-2")
     assert len(local.names(FOLDER)) == 4
@@ -400,10 +400,13 @@ def test_an_owner_on_this_machine_is_alive_as_long_as_its_process_is(
 def test_a_process_whose_start_time_changed_is_judged_by_its_heartbeat(
     local: TableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of all does when the clock is set; or another process got its number."""
+    """The start times of all processes change when the clock is set; or another process got its number."""
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.3)
-    left(local, 1, space=this_process().space, born="1.00")
-    with beating(local, left(local, 1, space=this_process().space, born="1.00"), 0.0), pytest.raises(RunError):
+    write_remote_lease(local, 1, space=this_process().space, born="1.00")
+    with (
+        beating(local, write_remote_lease(local, 1, space=this_process().space, born="1.00"), 0.0),
+        pytest.raises(RunError),
+    ):
         take(local, "run-2", say=lambda _: None)
     take(local, "run-2", wait=True, say=lambda _: None).release()
 
@@ -420,14 +423,14 @@ def test_a_lease_that_could_not_be_released_does_not_block_this_process(
         patched.setattr(local, "delete", fails)
         with pytest.raises(OSError, match="does not answer"):
             lease.release()
-    said: list[str] = []
-    take(local, "run-2", say=said.append).release()
-    assert "taking over column 'u' from run-1" in said[0]
+    messages: list[str] = []
+    take(local, "run-2", say=messages.append).release()
+    assert "taking over column 'u' from run-1" in messages[0]
 
 
 def test_a_claim_of_a_dead_process_does_not_block_others(local: TableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.2)
-    left(local, 2 * module.LEASE_TIMEOUT_S, holds=False)
+    write_remote_lease(local, 2 * module.LEASE_TIMEOUT_S, holds=False)
     assert read_holder(local, "u") is None
     take(local, "run-2").release()
     assert local.names(FOLDER) == []
@@ -444,10 +447,10 @@ def test_a_record_that_cannot_be_read_goes_by_its_heartbeat(local: TableStore, m
         pytest.raises(RunError, match="cannot be read") as caught,
     ):
         take(local, "run-2", say=lambda _: None)
-    assert "kill" not in str(caught.value), "nobody knows what"
-    said: list[str] = []
-    take(local, "run-2", wait=True, say=said.append).release()
-    assert "cannot be read" in said[-1]
+    assert "kill" not in str(caught.value), "the process to kill is unknown"
+    messages: list[str] = []
+    take(local, "run-2", wait=True, say=messages.append).release()
+    assert "cannot be read" in messages[-1]
     assert local.names(FOLDER) == []
 
 
@@ -463,10 +466,10 @@ def test_an_owner_beats_and_notices_that_it_was_taken_over(store: TableStore, mo
         assert lease.check_still_held()
         monkeypatch.setattr(lease, "_send_heartbeat", lambda: None)  # it sleeps
         monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
-        said: list[str] = []
-        other = take(store, "run-2", wait=True, say=said.append)
+        messages: list[str] = []
+        other = take(store, "run-2", wait=True, say=messages.append)
         monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 20.0)
-        assert "taking over" in said[-1]
+        assert "taking over" in messages[-1]
         monkeypatch.undo()
         assert not lease.check_still_held()
         assert lease.is_lost()
@@ -498,10 +501,10 @@ def test_a_lease_that_was_given_back_is_ours_no_more(local: TableStore) -> None:
 
 
 def test_one_process_has_the_leases_of_several_columns(local: TableStore) -> None:
-    leases = [Lease.acquire(local, column, "run-1", wait=False, say=unheard) for column in ("a", "b", "c")]
+    leases = [Lease.acquire(local, column, "run-1", wait=False, say=fail_on_message) for column in ("a", "b", "c")]
     assert all(lease.check_still_held() for lease in leases)
     with pytest.raises(RunError, match="column 'b' is being filled by run-1"):
-        Lease.acquire(local, "b", "run-2", wait=False, say=unheard)
+        Lease.acquire(local, "b", "run-2", wait=False, say=fail_on_message)
     local.delete_folder(f"{column_folder('b')}/lease")
     assert [lease.check_still_held() for lease in leases] == [True, False, True]
     for lease in leases:
@@ -519,7 +522,7 @@ def test_an_owner_whose_store_is_unreachable_loses_the_lease_after_the_timeout(
         with pytest.raises(OSError, match="levels"):
             local.names(FOLDER)
         assert not lease.is_lost()
-        assert lease.check_still_held(), "nobody can have taken it yet"
+        assert lease.check_still_held(), "no other owner can have taken it yet"
         monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.0)
         assert not lease.check_still_held()
         assert lease.is_lost()
@@ -532,7 +535,7 @@ def test_an_owner_that_slept_and_was_not_taken_over_keeps_the_lease(
 ) -> None:
     with take(local, "run-1") as lease:
         monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.0)  # its last heartbeat is older than that
-        assert not lease.is_lost(), "it looks, and its claim is there"
+        assert not lease.is_lost(), "it checks, and finds its claim"
         local.delete_folder(FOLDER)
         assert lease.is_lost()
 

@@ -34,7 +34,7 @@ def function(version: int, bad: int) -> Any:
     return dt.udf(computed, version=f"v{version}")
 
 
-class Story:
+class TableScenario:
     """A table, and what was done to it."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -45,7 +45,7 @@ class Story:
         lance.write_dataset(self._some(0, 90), self.uri, max_rows_per_file=30, enable_stable_row_ids=stable)
         self.table = dt.table(self.uri)
         self.table.add_column("n", function(1, 3))
-        self.told: list[str] = []
+        self.steps: list[str] = []
 
     def _some(self, start: int, stop: int) -> Any:
         return pa.table({"id": pa.array(range(start, stop)), "x": pa.array(range(start, stop))})
@@ -81,17 +81,17 @@ class Story:
         }
         name = self.dice.choice([*acts, *calls])
         how = {"on_error": "skip", **calls.get(name, {})}
-        self.told.append(f"{name} {how if name in calls else ''}")
+        self.steps.append(f"{name} {how if name in calls else ''}")
         try:
             acts[name]() if name in acts else self.table.backfill("n", self._function(), cluster=HALF, **how)
         except ValueError as error:
-            self.told.append(f"  {error}"[:80])
+            self.steps.append(f"  {error}"[:80])
             return False
         return name in calls and not {"where", "fragments"} & {*how}
 
     def _function(self) -> Any:
         version, bad = self.dice.choice([1, 1, 1, 2]), self.dice.choice([3, 3, 5, 11, 11])
-        self.told.append(f"  by v{version}, bad {bad}")
+        self.steps.append(f"  by v{version}, bad {bad}")
         return function(version, bad)
 
     def _append(self) -> None:
@@ -106,20 +106,20 @@ class Story:
         found = lance.dataset(self.uri).scanner(columns=["x", "n"], with_row_address=True).to_table().to_pylist()
         values = {row["_rowaddr"]: (row["x"], row["n"]) for row in found}
         errors = {row.row for row in self.table.errors("n")}
-        told = "\n".join(self.told)
-        assert {row for row in errors if row not in values or values[row][1] is not None} == set(), told
+        steps = "\n".join(self.steps)
+        assert {row for row in errors if row not in values or values[row][1] is not None} == set(), steps
         if done:
-            assert {row for row, (_, value) in values.items() if value is None} == errors, told
-            assert {row: it for row, it in values.items() if it[1] is not None and it[1] // 10 != it[0]} == {}, told
+            assert {row for row, (_, value) in values.items() if value is None} == errors, steps
+            assert {row: it for row, it in values.items() if it[1] is not None and it[1] // 10 != it[0]} == {}, steps
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_value_is_right_and_every_null_is_listed(tmp_path: Path, seed: int) -> None:
-    story = Story(tmp_path, seed)
+    story = TableScenario(tmp_path, seed)
     for _ in range(STEPS):
         story.check(done=story.step())
     try:
         story.table.backfill("n", function(1, 3), cluster=HALF, on_error="skip")
     except DovetailError as error:
-        raise AssertionError("\n".join(story.told)) from error
+        raise AssertionError("\n".join(story.steps)) from error
     story.check(done=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fill_functions as fns
-from backfill_aids import by_id, made, twice
+from backfill_aids import by_id, create_table, twice
 from dovetail.backfill.checkpoints import BrokenMark, PartMissingError
 from dovetail.backfill.range_worker import WorkerAlreadyBrokenError, WorkerBrokenError
 from dovetail.backfill.store import TableStore
@@ -28,7 +28,7 @@ pa = pytest.importorskip("pyarrow")
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Staged:
-    return Staged(made(tmp_path, 200, 200), fns.doubled)
+    return Staged(create_table(tmp_path, 200, 200), fns.doubled)
 
 
 lance = pytest.importorskip("lance")
@@ -41,7 +41,7 @@ def test_a_worker_whose_parts_were_merged_writes_no_empty_file(staged: Staged) -
     assert not first([staged.task(0, 100)])[0].file
     look, looked = second.checkpoints.scan, 0
 
-    def looks(task: RangeTask) -> Any:
+    def scan_once_cleared(task: RangeTask) -> Any:
         nonlocal looked
         found, looked = look(task), looked + 1
         if looked == 1:
@@ -51,7 +51,7 @@ def test_a_worker_whose_parts_were_merged_writes_no_empty_file(staged: Staged) -
             committer.finish()
         return found
 
-    second.checkpoints.scan = looks  # type: ignore[method-assign]
+    second.checkpoints.scan = scan_once_cleared  # type: ignore[method-assign]
     late = second([staged.task(100, 200)])[0]
     assert looked == 3
     assert (late.file, late.reached, late.worker_error) == ("", 200, "")
@@ -77,12 +77,12 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_nothing_in_the_folder_of
     before = set(data.iterdir())
     batches = worker._batches
 
-    def looks(*given: Any) -> Iterator[Any]:
+    def watched_batches(*given: Any) -> Iterator[Any]:
         seen.append(set(data.iterdir()))  # the file is open
         yield from batches(*given)
         seen.append(set(data.iterdir()))
 
-    worker._batches = looks  # type: ignore[method-assign, assignment]
+    worker._batches = watched_batches  # type: ignore[method-assign, assignment]
     done = worker([staged.task(200, 200)])[0]
     assert seen == [before] * 2
     assert set(data.iterdir()) - before == {data / done.file}
@@ -117,7 +117,7 @@ def test_a_fragment_whose_parts_were_merged_while_they_were_read_gets_its_file(s
         tidy(*given, **more)
         merged.set()
 
-    def looks(task: RangeTask) -> Any:
+    def scan_and_count(task: RangeTask) -> Any:
         nonlocal looked
         found, looked = look(task), looked + 1
         if looked == 2:  # it is about to read them
@@ -125,7 +125,7 @@ def test_a_fragment_whose_parts_were_merged_while_they_were_read_gets_its_file(s
             assert merged.wait(PATIENCE_S)
         return found
 
-    merging.checkpoints.clean_up, reading.checkpoints.scan = tidies, looks  # type: ignore[method-assign]
+    merging.checkpoints.clean_up, reading.checkpoints.scan = tidies, scan_and_count  # type: ignore[method-assign]
     tasks = staged.task(90, 100), staged.task(100, 200)
     dealer, committer = staged.dealer(*tasks), staged.committer()
     came: list[RangeResult] = []
@@ -155,7 +155,7 @@ def test_a_data_file_that_could_not_be_written_is_requested_again(staged: Staged
         nonlocal loaded
         loaded += 1
         if loaded == 1:
-            raise PartMissingError("merged by somebody else")
+            raise PartMissingError("merged by another worker")
         return load(task, part)
 
     worker.checkpoints.load = loads  # type: ignore[method-assign]
@@ -172,7 +172,7 @@ def test_a_data_file_that_could_not_be_written_is_requested_again(staged: Staged
 
 
 def test_a_fragment_without_a_data_file_is_computed_in_another_round(tmp_path: Path) -> None:
-    uri = made(tmp_path, 200, 100)
+    uri = create_table(tmp_path, 200, 100)
     filling = Staged(uri, fns.doubled).filling
     run, rounds = filling._run_workers, 0
 
@@ -195,7 +195,7 @@ def test_a_fragment_without_a_data_file_is_computed_in_another_round(tmp_path: P
 def breaking(tmp_path: Path) -> Staged:
     """In a worker that has called row 777, every row fails."""
     function: Any = fns.FailsFrom
-    return Staged(made(tmp_path, 1000, 1000), function, on_error="skip")
+    return Staged(create_table(tmp_path, 1000, 1000), function, on_error="skip")
 
 
 def test_a_worker_that_a_row_has_broken_calls_no_row_of_the_tasks_that_it_still_has(breaking: Staged) -> None:
@@ -213,7 +213,7 @@ def test_a_suspect_row_that_fails_behind_the_row_that_broke_its_worker_is_tried_
     tmp_path: Path, function: Any
 ) -> None:
     """The worker computes both rows alone, and no other: nothing shows that it is broken when the second one fails."""
-    breaking = Staged(made(tmp_path, 1000, 1000), function, on_error="skip")
+    breaking = Staged(create_table(tmp_path, 1000, 1000), function, on_error="skip")
     broken, bad, good = breaking.worker(), breaking.task(fns.BAD, fns.BAD + 1), breaking.task(901, 902)
     for suspect in (bad, good):
         broken.checkpoints.mark(suspect, BrokenMark(suspect.start, suspect.stop, broken.spec.run))
@@ -222,7 +222,7 @@ def test_a_suspect_row_that_fails_behind_the_row_that_broke_its_worker_is_tried_
     with pytest.raises(WorkerAlreadyBrokenError):
         broken([good])
     found_files = broken.checkpoints.scan(good)
-    assert not found_files.tried, "the row has failed once more, but in a worker that was broken before"
+    assert not found_files.tried, "the row failed again, but in a worker that was already broken"
     assert BrokenMark(901, 902, broken.spec.run, 2) in found_files.broken
     (found,) = breaking.worker()([good])
     assert (found.reached, found.errors) == (902, 0)

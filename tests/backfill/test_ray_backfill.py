@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from backfill_aids import by_id, left_over, made, twice
+from backfill_aids import by_id, create_table, left_over, twice
 from ray_aids import RESTORED_S, add_node, patiently, until_available_is
 from waiting import LONG, time_limit, until
 
@@ -38,11 +38,11 @@ def doubled_where(folder: Path, pause_s: float, go: Path | None = None) -> Any:
 
     class Doubled:
         def setup(self, worker: Any) -> None:
-            self.told, self.calls = folder / worker.node, 0
+            self.node_file, self.calls = folder / worker.node, 0
 
         def __call__(self, id: int) -> int:  # noqa: A002 - the column's name
             time.sleep(pause_s)
-            self.told.touch()
+            self.node_file.touch()
             self.calls += 1
             while go is not None and self.calls > 100 and not go.exists():
                 time.sleep(0.01)
@@ -54,7 +54,7 @@ def doubled_where(folder: Path, pause_s: float, go: Path | None = None) -> Any:
 def test_a_column_is_the_same_on_ray_and_a_local_backfill_is_resumed_there(
     ray_cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    uri = made(tmp_path, 2_000, 400)
+    uri = create_table(tmp_path, 2_000, 400)
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     before = ray_cluster.available()
@@ -73,7 +73,7 @@ def test_a_column_is_the_same_on_ray_and_a_local_backfill_is_resumed_there(
 def test_a_node_that_is_removed_in_the_midst_of_it_loses_no_row(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    uri = made(tmp_path, ROWS, EACH)
+    uri = create_table(tmp_path, ROWS, EACH)
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     before = ray_cluster.available()

@@ -13,8 +13,8 @@ import lance
 
 import dovetail as dt
 import fill_functions as fns
-from backfill_aids import HALF, Calls, by_id, column, driver, left_over, made, twice
-from backfill_scenes import failing
+from backfill_aids import HALF, Calls, by_id, column, create_table, driver, left_over, twice
+from backfill_scenes import failing_function
 from waiting import until
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def bad(tmp_path: Path) -> Path:
 
 
 def test_rows_of_a_condition_can_be_recomputed_repeatedly(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 400, 100)
+    uri = create_table(tmp_path, 400, 100)
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF, where="id < 50")
     for _ in range(2):
@@ -48,7 +48,7 @@ def test_rows_of_a_condition_can_be_recomputed_repeatedly(tmp_path: Path, calls:
 
 
 def test_a_recomputation_of_some_rows_leaves_other_fragments_done(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 400, 100)
+    uri = create_table(tmp_path, 400, 100)
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
     table.backfill("n", fns.doubled, cluster=HALF, where="id < 50", recompute=True)
@@ -63,7 +63,7 @@ def test_an_interrupted_recomputation_is_resumed(tmp_path: Path, calls: Calls) -
     """A drain ends the run well, but not the column."""
     import signal
 
-    uri = made(tmp_path, 3000, 1500)
+    uri = create_table(tmp_path, 3000, 1500)
     table = dt.table(uri)
     table.backfill("n", fns.slow, cluster="4cpu, 4GB")
     calls.forget()
@@ -78,7 +78,7 @@ def test_an_interrupted_recomputation_is_resumed(tmp_path: Path, calls: Calls) -
 
 
 def test_a_recomputation_of_fragments_has_no_note_about_others(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 30, 10))
+    table = dt.table(create_table(tmp_path, 30, 10))
     table.backfill("n", fns.doubled, cluster=HALF)
     again = table.backfill("n", fns.doubled, recompute=True, fragments=[1], cluster=HALF)
     assert (again.rows, again.fragments) == (10, 1)
@@ -87,7 +87,7 @@ def test_a_recomputation_of_fragments_has_no_note_about_others(tmp_path: Path) -
 
 
 def test_a_recomputed_fragment_has_the_errors_of_the_recomputation(tmp_path: Path, bad: Path) -> None:
-    uri, udf = made(tmp_path, 40, 20), failing(bad)
+    uri, udf = create_table(tmp_path, 40, 20), failing_function(bad)
     table = dt.table(uri)
     table.backfill("n", udf, cluster=HALF, on_error="skip")
     assert failed(table) == [7, 13]
@@ -105,7 +105,7 @@ def test_a_recomputed_fragment_has_the_errors_of_the_recomputation(tmp_path: Pat
 
 
 def test_a_recomputation_with_a_condition_keeps_the_errors_of_other_rows(tmp_path: Path, bad: Path) -> None:
-    uri, udf = made(tmp_path, 40, 20), failing(bad)
+    uri, udf = create_table(tmp_path, 40, 20), failing_function(bad)
     table = dt.table(uri)
     table.backfill("n", udf, cluster=HALF, on_error="skip")
     table.backfill("n", udf, cluster=HALF, on_error="skip", where="id < 10")
@@ -124,7 +124,7 @@ def test_a_recomputation_with_a_condition_keeps_the_errors_of_other_rows(tmp_pat
 
 
 def test_a_restored_version_has_its_errors_or_is_computed_again(tmp_path: Path, bad: Path) -> None:
-    uri, udf = made(tmp_path, 40, 20), failing(bad)
+    uri, udf = create_table(tmp_path, 40, 20), failing_function(bad)
     table = dt.table(uri)
     table.backfill("n", udf, cluster=HALF, on_error="skip")
     before = lance.dataset(uri).version

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 import dovetail as dt
 import fill_functions as fns
-from backfill_aids import HALF, OTHER, by_id, column, compact, made, twice
-from backfill_scenes import BAD, beside, brittle, gated
+from backfill_aids import HALF, OTHER, by_id, column, compact, create_table, twice
+from backfill_scenes import BAD, brittle_function, gated_function, run_beside
 from dovetail.errors import RunError
 from staged_backfill import Staged
 from waiting import until
@@ -43,8 +43,8 @@ def of_m(folder: Path) -> Any:
 def failed(tmp_path: Path) -> dt.Table:
     """A column `n` of two fragments in which one row failed; it would not again."""
     (tmp_path / "bad").touch()
-    table = dt.table(made(tmp_path, 20, 10))
-    table.backfill("n", brittle(tmp_path), on_error="skip", cluster=HALF)
+    table = dt.table(create_table(tmp_path, 20, 10))
+    table.backfill("n", brittle_function(tmp_path), on_error="skip", cluster=HALF)
     (tmp_path / "bad").unlink()
     assert [error.offset for error in table.errors("n")] == [BAD]
     return table
@@ -52,11 +52,11 @@ def failed(tmp_path: Path) -> dt.Table:
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Staged:
-    return Staged(made(tmp_path, 200, 200), fns.doubled)
+    return Staged(create_table(tmp_path, 200, 200), fns.doubled)
 
 
 def test_errors_are_still_listed_after_other_rows_were_computed(tmp_path: Path) -> None:
-    uri = made(tmp_path, 400, 200)
+    uri = create_table(tmp_path, 400, 200)
     table = dt.table(uri)
     table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip", where="id < 100")
     before = [error.row for error in table.errors("n")]
@@ -69,7 +69,7 @@ def test_errors_are_still_listed_after_other_rows_were_computed(tmp_path: Path) 
 
 
 def test_a_retry_that_fails_keeps_the_list(tmp_path: Path) -> None:
-    uri = made(tmp_path, 1000, 500)
+    uri = create_table(tmp_path, 1000, 500)
     table = dt.table(uri)
     table.backfill("n", fns.brittle, cluster=HALF, on_error="skip")
     with pytest.raises(ZeroDivisionError):
@@ -80,14 +80,14 @@ def test_a_retry_that_fails_keeps_the_list(tmp_path: Path) -> None:
 
 def test_rows_of_a_fragment_whose_input_changed_are_not_retried_in_place(tmp_path: Path) -> None:
     (tmp_path / "bad").touch()
-    table = dt.table(made(tmp_path, 9, 9))
+    table = dt.table(create_table(tmp_path, 9, 9))
     table.backfill("m", dt.udf(fns.doubled.fn, version="1"), cluster=HALF)
     function = of_m(tmp_path)
     table.backfill("n", function, on_error="skip", cluster=HALF)
     (tmp_path / "bad").unlink()
     table.backfill("m", dt.udf(fns.tripled.fn, version="2"), cluster=HALF)
-    told = table.retry_errors("n", function, cluster=HALF)
-    assert (told.rows, told.notes[0].partition(":")[0]) == (
+    result = table.retry_errors("n", function, cluster=HALF)
+    assert (result.rows, result.notes[0].partition(":")[0]) == (
         0,
         "2 rows of unfinished fragments, or of fragments whose input changed",
     )
@@ -97,8 +97,8 @@ def test_rows_of_a_fragment_whose_input_changed_are_not_retried_in_place(tmp_pat
 
 
 def test_a_retry_that_waited_keeps_what_another_process_filled(failed: dt.Table, tmp_path: Path) -> None:
-    with beside(tmp_path, failed, "n", gated(tmp_path, 0, 7)), ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(failed.retry_errors, "n", brittle(tmp_path), cluster=OTHER)
+    with run_beside(tmp_path, failed, "n", gated_function(tmp_path, 0, 7)), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(failed.retry_errors, "n", brittle_function(tmp_path), cluster=OTHER)
         lease = tmp_path / "t.lance/_dovetail/c-n/lease"
         until(lambda: len(list(lease.glob("*.asks"))) == 2, "the retry waits for its turn")
         (tmp_path / "go").touch()
@@ -107,19 +107,19 @@ def test_a_retry_that_waited_keeps_what_another_process_filled(failed: dt.Table,
 
 
 def test_a_compaction_during_a_retry_is_reported_with_a_fix(failed: dt.Table, tmp_path: Path) -> None:
-    with beside(tmp_path, failed, "n", gated(tmp_path, 0), call="retry_errors") as future:
+    with run_beside(tmp_path, failed, "n", gated_function(tmp_path, 0), call="retry_errors") as future:
         compact(failed.uri)
         (tmp_path / "go").touch()
         with pytest.raises(RunError, match="these rows were not retried") as caught:
             future.result()
     assert caught.value.problems[0].fix_texts == ('table.backfill("n", where="n IS NULL")',)
     table = dt.table(failed.uri)
-    table.backfill("n", brittle(tmp_path), where="n IS NULL", cluster=HALF)
+    table.backfill("n", brittle_function(tmp_path), where="n IS NULL", cluster=HALF)
     assert by_id(table.uri, "n") == twice(range(20))
 
 
 def test_a_failed_row_that_was_computed_since_is_not_listed(failed: dt.Table, tmp_path: Path) -> None:
-    function = brittle(tmp_path)
+    function = brittle_function(tmp_path)
     failed.backfill("n", function, where="n IS NULL", cluster=HALF)
     assert failed.errors("n") == []
     failed.backfill("n", function, cluster=HALF)
@@ -129,7 +129,7 @@ def test_a_failed_row_that_was_computed_since_is_not_listed(failed: dt.Table, tm
 
 def test_a_row_that_fails_again_from_other_input_is_listed_once(tmp_path: Path) -> None:
     (tmp_path / "bad").touch()
-    table = dt.table(made(tmp_path, 9, 9))
+    table = dt.table(create_table(tmp_path, 9, 9))
     for version in range(3):
         table.backfill("m", dt.udf(fns.doubled.fn, version=str(version)), cluster=HALF)
         table.backfill("n", of_m(tmp_path), on_error="skip", cluster=HALF)
@@ -174,14 +174,14 @@ def test_with_the_version_in_the_note_of_a_retry_the_other_rows_stay_done(failed
 
 
 def test_a_retry_with_the_same_version_has_no_note_and_all_rows_are_done(failed: dt.Table, tmp_path: Path) -> None:
-    function = brittle(tmp_path)
+    function = brittle_function(tmp_path)
     filled = failed.retry_errors("n", function, cluster=HALF)
     assert (filled.rows, filled.notes) == (1, [])
     assert failed.backfill("n", function, cluster=HALF).rows == 0
 
 
 def test_rows_of_a_condition_that_another_version_computed_are_noted_by_fragment(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 40, 20))
+    table = dt.table(create_table(tmp_path, 40, 20))
     table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip", where="id < 30")
     (note,) = table.retry_errors("n", fns.doubled, cluster=HALF).notes
     assert note.startswith("rows of 2 fragments were computed by another version of doubled: ")
@@ -189,15 +189,15 @@ def test_rows_of_a_condition_that_another_version_computed_are_noted_by_fragment
 
 
 def test_rows_of_unfinished_fragments_are_not_retried(tmp_path: Path) -> None:
-    uri = made(tmp_path, 200, 200)
+    uri = create_table(tmp_path, 200, 200)
     staged = Staged(uri, fns.every_tenth_fails, on_error="skip")
     assert staged.worker()([staged.task(0, 100)])[0].errors == 10  # and then it was killed
     table = staged.table
     assert len(table.errors("n")) == 10
-    told = table.retry_errors("n", fns.doubled, cluster=HALF)
-    assert told.rows == 0
+    result = table.retry_errors("n", fns.doubled, cluster=HALF)
+    assert result.rows == 0
     assert '10 rows of unfinished fragments, or of fragments whose input changed: table.backfill("n") first' in str(
-        told
+        result
     )
     assert table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip").kept == 100
     assert table.retry_errors("n", fns.doubled, cluster=HALF).rows == 20
@@ -225,20 +225,20 @@ def test_rows_are_retried_with_the_current_input_columns(tmp_path: Path) -> None
 
 
 def test_a_retry_after_a_compaction_notes_what_to_do(tmp_path: Path) -> None:
-    uri = made(tmp_path, 40, 20)
+    uri = create_table(tmp_path, 40, 20)
     table = dt.table(uri)
     table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip")
     lance.dataset(uri).optimize.compact_files()
-    told = table.retry_errors("n", fns.doubled, cluster=HALF)
-    assert told.rows == 0
-    assert 'after a compaction table.backfill("n") computes what is NULL' in str(told)
+    result = table.retry_errors("n", fns.doubled, cluster=HALF)
+    assert result.rows == 0
+    assert 'after a compaction table.backfill("n") computes what is NULL' in str(result)
     table.backfill("n", fns.doubled, cluster=HALF)
     assert by_id(uri, "n") == twice(range(40))
 
 
 def test_a_corrected_function_that_reads_more_columns_is_another_version(tmp_path: Path) -> None:
     """Else it would not be noticed that what it reads more has changed."""
-    uri = made(tmp_path, 20, 10)
+    uri = create_table(tmp_path, 20, 10)
     table = dt.table(uri)
     table.backfill("more", dt.udf(lambda id: id, data_type="int64"), cluster=HALF)
 

@@ -13,8 +13,8 @@ import pytest
 
 import dovetail as dt
 import fill_functions as fns
-from backfill_aids import HALF, made, rows_from
-from backfill_scenes import failing
+from backfill_aids import HALF, create_table, rows_from
+from backfill_scenes import failing_function
 from dovetail.backfill.failed_rows import RowFailed, make_row_failed, read_error_files, to_json_line
 from dovetail.backfill.store import TableStore
 from dovetail.backfill.task import FailedRow
@@ -83,7 +83,7 @@ def test_the_fix_of_a_failed_row_names_a_function_that_cannot_be_imported(tmp_pa
     def of_a_script(id: int) -> int:
         return 1 // (id - 3)
 
-    table = dt.table(made(tmp_path, 20, 20))
+    table = dt.table(create_table(tmp_path, 20, 20))
     with pytest.raises(ZeroDivisionError) as caught:
         table.backfill("n", of_a_script, cluster=HALF)
     assert 'table.backfill("n", of_a_script, on_error="skip")' in str(caught.value)
@@ -99,7 +99,7 @@ def test_the_fix_of_a_failed_row_names_a_function_that_cannot_be_imported(tmp_pa
 def test_exceptions_that_cannot_be_unpickled_keep_their_type(
     tmp_path: Path, function: Any, kind: type[Exception], has: dict[str, Any]
 ) -> None:
-    uri = made(tmp_path, 10, 10)
+    uri = create_table(tmp_path, 10, 10)
     with pytest.raises(kind) as error:
         dt.table(uri).backfill("n", dt.udf(function), cluster=HALF)
     assert error.value.row == 0  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ def test_exceptions_that_cannot_be_unpickled_keep_their_type(
 
 
 def test_the_fix_of_a_failed_row_has_the_arguments_of_the_call(tmp_path: Path, bad: Path) -> None:
-    uri, udf = made(tmp_path, 40, 20), failing(bad)
+    uri, udf = create_table(tmp_path, 40, 20), failing_function(bad)
     lance.write_dataset(rows_from(40, 60), uri, mode="append")
     with pytest.raises(ValueError, match="row 7") as error:
         dt.table(uri).backfill("n", udf, cluster=HALF, where="id < 10", fragments=[0, 1])
@@ -173,6 +173,6 @@ def test_error_records_are_read_and_truncated_lines_ignored(tmp_path: Path) -> N
     store.put("e/3-a.5.10.jsonl", "".join(map(to_json_line, rows)).encode() + b'{"fragment": 3, "off')
     store.put("e/3-a.9.10.jsonl", to_json_line(FailedRow(3, 9, "KeyError", "again")).encode())
     found = read_error_files(store, "e", "n")
-    told = {row.offset: (row.error, row.message) for file in found.values() for row in file}
-    assert told == {5: ("ValueError", "line\none  ü \udc80"), 9: ("KeyError", "again")}
+    stored_errors = {row.offset: (row.error, row.message) for file in found.values() for row in file}
+    assert stored_errors == {5: ("ValueError", "line\none  ü \udc80"), 9: ("KeyError", "again")}
     assert sum(map(len, found.values())) == 2

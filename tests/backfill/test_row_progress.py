@@ -13,8 +13,8 @@ pytest.importorskip("pyarrow")
 
 
 import dovetail as dt
-from backfill_aids import HALF, Calls, by_id, driver, made, twice
-from backfill_scenes import beside, brittle, gated
+from backfill_aids import HALF, Calls, by_id, create_table, driver, twice
+from backfill_scenes import brittle_function, gated_function, run_beside
 from dovetail.backfill.lease import Lease
 from dovetail.backfill.result import BackfillResult
 from dovetail.backfill.row_progress import RowProgress
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def taken(uri: str) -> Lease:
-    """By somebody else."""
+def acquire_lease(uri: str) -> Lease:
+    """Lease of column `n`, held by another run."""
     return Lease.acquire(TableStore(uri), "n", "other", wait=False, say=lambda _: None)
 
 
@@ -40,25 +40,25 @@ def test_the_progress_counts_rows_and_shows_when_no_results_arrive(
 ) -> None:
     monkeypatch.setattr("dovetail.observe.progress.PLAIN_INTERVAL_S", 0.05)
     monkeypatch.setattr("dovetail.backfill.row_progress.SILENCE_S", 0.2)
-    table = dt.table(made(tmp_path, 40, 40))
-    with beside(tmp_path, table, "n", gated(tmp_path, 0), progress=True):
-        said = ""
+    table = dt.table(create_table(tmp_path, 40, 40))
+    with run_beside(tmp_path, table, "n", gated_function(tmp_path, 0), progress=True):
+        printed = ""
 
         def is_shown() -> bool:
-            nonlocal said
-            said += capsys.readouterr().err
-            return "no results for" in said
+            nonlocal printed
+            printed += capsys.readouterr().err
+            return "no results for" in printed
 
         until(is_shown, "the line that no results arrive")
-    assert "t.n: 0 of 40 rows (0 %)" in said
-    assert ", no results for " in said
-    assert max(map(len, said.splitlines())) <= 80
+    assert "t.n: 0 of 40 rows (0 %)" in printed
+    assert ", no results for " in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_the_status_of_a_backfill_shows_rows_failed_rows_table_and_column(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 1000, 500))
+    table = dt.table(create_table(tmp_path, 1000, 500))
     (tmp_path / "bad").touch()
-    filled = table.backfill("n", brittle(tmp_path), on_error="skip", cluster=HALF)
+    filled = table.backfill("n", brittle_function(tmp_path), on_error="skip", cluster=HALF)
     assert filled.errors == 1
     assert filled.folder is not None
     lines = str(summarize_run(RunHistory.load(filled.folder))).splitlines()
@@ -68,9 +68,9 @@ def test_the_status_of_a_backfill_shows_rows_failed_rows_table_and_column(tmp_pa
 
 
 def test_the_result_of_a_backfill_names_its_run(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 10, 10))
+    table = dt.table(create_table(tmp_path, 10, 10))
     (tmp_path / "bad").unlink(missing_ok=True)
-    filled = table.backfill("n", brittle(tmp_path), cluster=HALF)
+    filled = table.backfill("n", brittle_function(tmp_path), cluster=HALF)
     (line,) = [line for line in str(filled).splitlines() if line.startswith("next")]
     assert filled.folder is not None
     assert line.split() == ["next", "dovetail", "status", filled.folder.name]
@@ -78,17 +78,17 @@ def test_the_result_of_a_backfill_names_its_run(tmp_path: Path) -> None:
 
 
 def test_the_history_shows_the_progress_of_a_running_backfill(tmp_path: Path) -> None:
-    table = dt.table(made(tmp_path, 40, 10))
-    with beside(tmp_path, table, "n", gated(tmp_path, 35)):
+    table = dt.table(create_table(tmp_path, 40, 10))
+    with run_beside(tmp_path, table, "n", gated_function(tmp_path, 35)):
         until(lambda: table.history("n")[0].fragments > 0, "the first commit is written down")
         record = table.history("n")[0]
         assert (record.status, record.rows > 0) == ("running", True)
 
 
 def test_a_script_without_a_terminal_prints_which_process_it_waits_for(tmp_path: Path, calls: Calls) -> None:
-    uri = made(tmp_path, 20, 20)
+    uri = create_table(tmp_path, 20, 20)
     with (
-        taken(uri) as lease,
+        acquire_lease(uri) as lease,
         driver(tmp_path, uri, f'backfill("n", fill_functions.doubled, cluster="{HALF}")', calls) as running,
     ):
         running.says("is being filled by other on ")
@@ -98,10 +98,10 @@ def test_a_script_without_a_terminal_prints_which_process_it_waits_for(tmp_path:
 
 
 def test_notes_are_printed_unless_progress_is_false() -> None:
-    for show, heard in ((None, "n: waiting\n"), (True, "n: waiting\n"), (False, "")):
+    for show, expected in ((None, "n: waiting\n"), (True, "n: waiting\n"), (False, "")):
         stream = io.StringIO()
         RowProgress(BackfillResult("n"), show, stream).print_note("waiting")
-        assert stream.getvalue() == heard
+        assert stream.getvalue() == expected
 
 
 def test_notes_are_spelled_by_their_renderer() -> None:

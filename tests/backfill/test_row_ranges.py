@@ -114,7 +114,7 @@ def test_a_suspect_before_a_narrower_one_is_computed_first() -> None:
 
 @given(st.integers(1, 5000), st.data())
 def test_a_row_that_kills_workers_is_found_after_few_deaths(rows: int, data: st.DataObject) -> None:
-    """As workers go through it: the narrowest range that was tried, in sixteenths."""
+    """The narrowest range that was tried, in sixteenths, after each death of a worker."""
     killer = data.draw(st.integers(0, rows - 1))
     tried = [AttemptMark(0, rows, "run")]
     deaths = 1

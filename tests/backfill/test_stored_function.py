@@ -10,7 +10,7 @@ import pytest
 
 import dovetail as dt
 import fill_functions as fns
-from backfill_aids import HALF, by_id, made, twice
+from backfill_aids import HALF, by_id, create_table, twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def name_trap_as_function(uri: str) -> None:
-    """Change the record of column `n`, as anyone can who can write to the table."""
+    """Change the record of column `n`; write access to the table is enough."""
     (record,) = (path for path in (_folder(uri) / "_dovetail" / "columns").iterdir())
     content = json.loads(record.read_text())
     record.write_text(json.dumps(content | {"reference": "trap_module:fill", "name": "fill"}))
@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[dt.Table], Any]] = {
 def test_a_function_that_only_the_table_names_is_not_imported(
     tmp_path: Path, trap: Path, call: Callable[[dt.Table], Any]
 ) -> None:
-    uri = made(tmp_path, 20, 10)
+    uri = create_table(tmp_path, 20, 10)
     dt.table(uri).add_column("n", fns.doubled)
     name_trap_as_function(uri)
     with pytest.raises(dt.ConfigError, match="trap_module:fill") as caught:
@@ -66,7 +66,7 @@ def test_a_function_that_only_the_table_names_is_not_imported(
 
 
 def test_listing_errors_history_and_dropping_import_nothing(tmp_path: Path, trap: Path) -> None:
-    uri = made(tmp_path, 20, 10)
+    uri = create_table(tmp_path, 20, 10)
     dt.table(uri).add_column("n", fns.doubled)
     name_trap_as_function(uri)
     table = dt.table(uri)
@@ -76,7 +76,7 @@ def test_listing_errors_history_and_dropping_import_nothing(tmp_path: Path, trap
 
 
 def test_a_function_that_was_replaced_in_the_table_is_not_the_one_that_was_passed(tmp_path: Path, trap: Path) -> None:
-    uri = made(tmp_path, 20, 10)
+    uri = create_table(tmp_path, 20, 10)
     table = dt.table(uri)
     table.add_column("n", fns.doubled)
     name_trap_as_function(uri)
@@ -86,7 +86,7 @@ def test_a_function_that_was_replaced_in_the_table_is_not_the_one_that_was_passe
 
 
 def test_the_fixes_name_the_function_or_trust_the_table(tmp_path: Path) -> None:
-    uri = made(tmp_path, 20, 10)
+    uri = create_table(tmp_path, 20, 10)
     dt.table(uri).add_column("n", fns.doubled)
     with pytest.raises(dt.ConfigError) as caught:
         dt.table(uri).backfill("n", cluster=HALF)

@@ -10,10 +10,10 @@ from dovetail.backfill.target import HASH_DIGITS, current_identity, files_hash, 
 
 names = st.text(max_size=6)
 outputs = st.lists(st.tuples(names, names), min_size=1, max_size=3)
-told = st.tuples(outputs, names, st.lists(names, max_size=3), st.one_of(st.none(), names), st.integers(0, 5))
+identity_inputs = st.tuples(outputs, names, st.lists(names, max_size=3), st.one_of(st.none(), names), st.integers(0, 5))
 
 
-@given(told, told)
+@given(identity_inputs, identity_inputs)
 def test_identities_are_equal_only_if_all_inputs_are(one: tuple, other: tuple) -> None:  # type: ignore[type-arg]
     assert (make_identity(*one) == make_identity(*other)) == (one == other)
     assert len(make_identity(*one)) == HASH_DIGITS
@@ -25,7 +25,7 @@ def test_no_condition_differs_from_an_empty_condition() -> None:
 
 
 def test_the_identity_is_the_same_in_every_process_and_version() -> None:
-    """What is on disks depends on it: to change it computes everything of everybody again."""
+    """Stored results depend on it: a change would recompute every column of every user."""
     assert make_identity([("n", "int64")], "v1", ["id", "text"], "id > 3", 2) == "4d56e11538b6eda0"
 
 

@@ -45,7 +45,7 @@ def tasks_of(sizes: list[int]) -> list[RangeTask]:
     return [RangeTask(number, rows, f"i{number}", 0, rows) for number, rows in enumerate(sizes)]
 
 
-def done(task: RangeTask, reached: int, seconds: float = 0.1, worker: int = 0) -> RangeResult:
+def result_up_to(task: RangeTask, reached: int, seconds: float = 0.1, worker: int = 0) -> RangeResult:
     return RangeResult(
         task, reached, computed=reached - task.start, times=PhaseTimes(compute=seconds), worker=("here", worker)
     )
@@ -97,7 +97,9 @@ def test_every_row_is_handed_out_once_in_total(
         reached = data.draw(st.integers(min(task.start + 1, task.stop), task.stop))
         computed += [(task.fragment, row) for row in range(task.start, reached)]
         dealer.task_done(
-            done(task, reached, data.draw(st.sampled_from([0.0, 1e-6, 0.1, 10.0])), data.draw(st.integers(0, 9)))
+            result_up_to(
+                task, reached, data.draw(st.sampled_from([0.0, 1e-6, 0.1, 10.0])), data.draw(st.integers(0, 9))
+            )
         )
     assert not dealer.has_more
     assert next(handing, None) is None
@@ -110,7 +112,7 @@ def test_a_fragment_that_lacks_only_its_data_file_is_handed_out() -> None:
     handing = iter(dealer)
     task = next(handing)
     assert (task.start, task.stop) == (100, 100)
-    dealer.task_done(done(task, 100))
+    dealer.task_done(result_up_to(task, 100))
     assert next(handing, None) is None
 
 
@@ -126,7 +128,7 @@ def test_the_rest_of_a_task_is_handed_out_first() -> None:
     handing = iter(dealer)
     first = next(handing)
     assert dealer.has_more
-    dealer.task_done(done(first, 300))
+    dealer.task_done(result_up_to(first, 300))
     assert dealer.has_more
     second = next(handing)
     assert (second.fragment, second.start, second.stop) == (first.fragment, 300, 1000)
@@ -144,7 +146,7 @@ def test_only_tasks_that_workers_can_start_soon_are_handed_out() -> None:
 
     threading.Thread(target=ask, daemon=True).start()
     assert not came.wait(0.1)
-    dealer.task_done(done(out[0], out[0].stop))
+    dealer.task_done(result_up_to(out[0], out[0].stop))
     assert came.wait(PATIENCE_S)
 
 
@@ -165,9 +167,9 @@ def test_a_stopped_queue_raises_its_error_after_the_last_result() -> None:
         ended.set()
 
     threading.Thread(target=ask, daemon=True).start()
-    dealer.task_done(done(out[0], 10))
+    dealer.task_done(result_up_to(out[0], 10))
     assert not ended.wait(0.05)
-    dealer.task_done(replace(done(out[1], 10), failed=FailedRow(1, 10, "ValueError", "first")))
+    dealer.task_done(replace(result_up_to(out[1], 10), failed=FailedRow(1, 10, "ValueError", "first")))
     assert ended.wait(PATIENCE_S)
     assert [str(error) for error in caught] == ["first"]
 
@@ -176,7 +178,7 @@ def test_an_abandoned_queue_ends_at_once_without_an_error() -> None:
     dealer = TaskQueue(tasks_of([1000] * 10), 1)
     handing = iter(dealer)
     next(handing)
-    dealer.stop(ValueError("nobody wants to know"))
+    dealer.stop(ValueError("not reported"))
     dealer.abandon()
     assert list(handing) == []
 

@@ -171,7 +171,7 @@ async def awaited(text: str) -> str | None:
     return text
 
 
-def unsaid(text):  # type: ignore[no-untyped-def]
+def unannotated(text):  # type: ignore[no-untyped-def]
     return text
 
 
@@ -202,7 +202,7 @@ def pair(text: str) -> Pair | None:
         (batch_one, {"data_type": "list<float32>"}, "batch", False, (), (("", pa.list_(pa.float32())),)),
         (batch_one, {"data_type": int, "input_columns": ["n"]}, "batch", False, ("n",), (("", pa.int64()),)),
         (awaited, {}, "scalar", True, ("text",), (("", pa.string()),)),
-        (unsaid, {"data_type": pa.int8()}, "scalar", False, ("text",), (("", pa.int8()),)),
+        (unannotated, {"data_type": pa.int8()}, "scalar", False, ("text",), (("", pa.int8()),)),
         (defaults, {}, "scalar", False, ("text",), (("", pa.int64()),)),
         (defaults, {"input_columns": ["a", "b"]}, "scalar", False, ("a", "b"), (("", pa.int64()),)),
         (Scorer, {}, "scalar", True, ("score",), (("", pa.float64()),)),
@@ -262,22 +262,22 @@ class WrongCall:
 
 
 @pytest.mark.parametrize(
-    ("fn", "options", "said"),
+    ("fn", "options", "message"),
     [
         (wrong_mix, {}, "n is annotated with int, but other parameters are arrays"),
         (wrong_keyword, {}, "text is keyword-only"),
         (wrong_nothing, {}, "reads no column"),
         (WrongInit, {}, "its __init__ needs model"),
         (WrongCall, {"data_type": "string"}, "no method __call__"),
-        (unsaid, {}, "has no return annotation"),
+        (unannotated, {}, "has no return annotation"),
         (batch_one, {}, "Array has no element type"),
         (defaults, {"input_columns": ["a", "b", "c"]}, "has 3 names, the function takes 1 to 2"),
         (pair, {"data_type": {"cuont": "int8"}}, "did you mean 'count'?"),
     ],
 )
-def test_a_missing_annotation_is_a_problem(fn: Any, options: Any, said: str) -> None:
+def test_a_missing_annotation_is_a_problem(fn: Any, options: Any, message: str) -> None:
     found = udf(fn, **options).check(SCHEMA, ["out"] if fn is not pair else ["a", "b"])
-    assert said in "\n".join(problem.render() for problem in found)
+    assert message in "\n".join(problem.render() for problem in found)
 
 
 # --- against a table
@@ -361,7 +361,7 @@ def test_a_reference_leads_to_the_udf(module: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         ("udf_module", "is not of the form module:name"),
         ("udf_module:markd", "did you mean 'marked'?"),
@@ -369,10 +369,10 @@ def test_a_reference_leads_to_the_udf(module: Any) -> None:
         ("udf_module:PREFIX", "is of type str"),
     ],
 )
-def test_a_reference_without_a_target_is_reported(module: Any, reference: str, said: str) -> None:
+def test_a_reference_without_a_target_is_reported(module: Any, reference: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_udf(reference)
-    assert said in messages(caught.value)
+    assert message in messages(caught.value)
     assert caught.value.codes == ("DT443",)
 
 
@@ -387,8 +387,8 @@ def test_a_module_that_fails_to_import_is_reported(tmp_path: Path, monkeypatch: 
 LOADED = "import sys, cloudpickle; made = cloudpickle.loads(sys.stdin.buffer.read()); "
 
 
-def elsewhere(data: bytes, code: str, *, beside: bool) -> str:
-    """What a new process prints that is given a pickled UDF as `made`."""
+def run_in_new_process(data: bytes, code: str, *, beside: bool) -> str:
+    """Output of a new process that runs `code` with the unpickled UDFs as `made`."""
     path = f"sys.path.insert(0, {str(HERE)!r}); " if beside else ""
     call = [sys.executable, "-c", f"import sys; {path}{LOADED}{code}"]
     done = subprocess.run(call, input=data, capture_output=True, check=False)
@@ -400,14 +400,14 @@ def test_a_udf_of_a_module_travels_by_name(module: Any) -> None:
     for data in (cloudpickle.dumps(module.marked), pickle.dumps(module.marked)):
         assert len(data) < 200
         same = "import udf_module; print(made('a'), made is udf_module.marked, made.resources.cpus)"
-        assert elsewhere(data, same, beside=True) == ">a True 2"
-    assert elsewhere(cloudpickle.dumps(module.Scaled), "print(made(1))", beside=True) == "10"
+        assert run_in_new_process(data, same, beside=True) == ">a True 2"
+    assert run_in_new_process(cloudpickle.dumps(module.Scaled), "print(made(1))", beside=True) == "10"
 
 
 def test_a_udf_whose_name_refers_to_another_object_is_pickled_by_value(module: Any) -> None:
     made = udf(module.marked.fn, cpus=4, version="7")
     data = cloudpickle.dumps(made)
-    assert elsewhere(data, "print(made('a'), made.resources.cpus, made.version)", beside=True) == ">a 4 7"
+    assert run_in_new_process(data, "print(made('a'), made.resources.cpus, made.version)", beside=True) == ">a 4 7"
 
     by = 3
 
@@ -416,7 +416,8 @@ def test_a_udf_whose_name_refers_to_another_object_is_pickled_by_value(module: A
         return n * by
 
     assert (
-        elsewhere(cloudpickle.dumps(local), "print(made(2), made.inputs, made.name)", beside=False) == "6 ('n',) local"
+        run_in_new_process(cloudpickle.dumps(local), "print(made(2), made.inputs, made.name)", beside=False)
+        == "6 ('n',) local"
     )
 
 
@@ -427,7 +428,8 @@ def test_a_module_that_workers_cannot_import_travels_by_value(module: Any) -> No
     finally:
         cloudpickle.unregister_pickle_by_value(module)
     found = [
-        elsewhere(data, f"print(made({value!r}))", beside=False) for data, value in zip(datas, ["a", 3, 2], strict=True)
+        run_in_new_process(data, f"print(made({value!r}))", beside=False)
+        for data, value in zip(datas, ["a", 3, 2], strict=True)
     ]
     assert found == [">a", "3", "20"]
 
@@ -443,8 +445,8 @@ def test_a_udf_of_a_script_travels_by_value(tmp_path: Path) -> None:
         "sys.stdout.buffer.write(cloudpickle.dumps([f, C, f.code]))\n"
     )
     data = subprocess.run([sys.executable, str(script)], capture_output=True, check=True).stdout
-    told = "print(made[0](4), made[1](3), made[0].resources.memory, made[0].outputs(), made[0].version == made[2])"
-    assert elsewhere(data, told, beside=False) == "24 7 1GB (('', DataType(int64)),) True"
+    statement = "print(made[0](4), made[1](3), made[0].resources.memory, made[0].outputs(), made[0].version == made[2])"
+    assert run_in_new_process(data, statement, beside=False) == "24 7 1GB (('', DataType(int64)),) True"
 
 
 # --- versions
@@ -554,11 +556,11 @@ def test_a_version_is_the_same_on_every_python(versioned: Callable[..., Any], tm
     versioned("@udf(cpus=2)")
     source = str(Path(inspect.getfile(code_hash)).parents[2])
     code = HASHES.format(paths=[source, str(tmp_path)])
-    told = {
+    outputs = {
         python: subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
         for python in [sys.executable, *other_pythons()]
     }
-    assert len(set(told.values())) == 1, told
+    assert len(set(outputs.values())) == 1, outputs
 
 
 HOLDS = """
@@ -583,15 +585,15 @@ print(*(code_hash(holding(one)) for one in held))
 def test_the_hash_of_data_in_a_function_is_the_same_in_every_process_and_python(tmp_path: Path) -> None:
     script = tmp_path / "holds.py"
     script.write_text(HOLDS.format(paths=[str(Path(inspect.getfile(code_hash)).parents[2])]))
-    told = {
+    hashes = {
         (python, seed): subprocess.run(
             [python, str(script)], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
         ).stdout
         for python in [sys.executable, *other_pythons()]
         for seed in ("1", "2")
     }
-    assert len(set(told.values())) == 1, told
-    assert len(set(next(iter(told.values())).split())) == 20
+    assert len(set(hashes.values())) == 1, hashes
+    assert len(set(next(iter(hashes.values())).split())) == 20
 
 
 def test_a_column_name_that_lance_cannot_commit_is_rejected() -> None:

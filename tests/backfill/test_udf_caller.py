@@ -38,26 +38,26 @@ FOREVER = math.inf
 
 @pytest.fixture(autouse=True)
 def _no_watchdog_ends_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause of the machine while a call is interrupted is no call that does not come back."""
+    """Disable the watchdog: a slow machine must not fail the test."""
     monkeypatch.setattr("dovetail.control.interruption_grace.MIN_INTERRUPTION_GRACE_S", 600.0)
 
 
-def clocked(monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:
-    """What calls are timed and waits are made with is `others`, for the modules that call and for nobody else."""
+def replace_clock(monkeypatch: pytest.MonkeyPatch, **replaced: Any) -> None:
+    """Replace functions of the clock, only in the modules that call user functions."""
     known = {"monotonic": time.monotonic, "perf_counter": time.perf_counter, "sleep": time.sleep}
     for name in ("backfill.udf_caller", "backfill.async_udf_caller", "engines.call_retry"):
-        monkeypatch.setattr(f"dovetail.{name}.time", SimpleNamespace(**known | others))
+        monkeypatch.setattr(f"dovetail.{name}.time", SimpleNamespace(**known | replaced))
 
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call takes a microsecond: in the pace there is no pause of the machine."""
+    """Every call takes a microsecond, so that pauses of the machine do not change the measured pace."""
     ticks = count()
-    clocked(monkeypatch, perf_counter=lambda: next(ticks) / 1e6)
+    replace_clock(monkeypatch, perf_counter=lambda: next(ticks) / 1e6)
 
 
-def nobody(index: int) -> None:
-    raise AssertionError(f"row {index} was condemned")
+def fail_on_fatal_row(index: int) -> None:
+    raise AssertionError(f"row {index} was reported as fatal")
 
 
 def caller_of(
@@ -80,12 +80,12 @@ def numbers(count: int) -> pa.RecordBatch:
 
 def run(caller: UdfCaller, batch: pa.RecordBatch, until: float = FOREVER) -> BatchResult:
     try:
-        return caller.run(batch, until, nobody)
+        return caller.run(batch, until, fail_on_fatal_row)
     finally:
         caller.teardown()
 
 
-def told(found: BatchResult) -> list[tuple[int, str]]:
+def failure_offsets(found: BatchResult) -> list[tuple[int, str]]:
     return [(failure.offset, failure.error_type) for failure in found.failures]
 
 
@@ -128,7 +128,7 @@ def test_a_named_tuple_fills_several_columns() -> None:
         return Pair("a", 300) if n == 1 else ("a",) if n == 2 else "ab" if n == 3 else Pair("b", n)  # type: ignore[return-value]
 
     found = run(caller_of(wrong, SKIP, data_type={"count": "int8"}), numbers(5))
-    assert told(found) == [(1, "ValueError"), (2, "ValueError"), (3, "TypeError")]
+    assert failure_offsets(found) == [(1, "ValueError"), (2, "ValueError"), (3, "TypeError")]
     assert "300" in found.failures[0].message
     assert "int8" in found.failures[0].message
     assert "returned 1 values, not 2 (word, count)" in found.failures[1].message
@@ -173,10 +173,10 @@ def test_a_value_that_does_not_fit_is_a_failure_of_its_row() -> None:
 
     found = run(caller_of(large, SKIP, [pa.int8()]), numbers(6))
     assert found.arrays[0].to_pylist() == [0, 1, None, 3, None, 5]
-    assert told(found) == [(2, "ValueError"), (4, "TypeError")]
+    assert failure_offsets(found) == [(2, "ValueError"), (4, "TypeError")]
     assert "returned 300 of type int, which does not fit int8" in found.failures[0].message
     found = run(caller_of(large, FAIL, [pa.int8()]), numbers(6))
-    assert (found.rows, found.stopped, told(found)) == (2, True, [(2, "ValueError")])
+    assert (found.rows, found.stopped, failure_offsets(found)) == (2, True, [(2, "ValueError")])
     assert found.arrays[0].to_pylist() == [0, 1]
 
 
@@ -202,7 +202,7 @@ def test_a_failure_has_the_users_traceback_and_exception() -> None:
 
     found = run(caller_of(outer, SKIP), numbers(7))
     assert found.arrays[0].to_pylist() == [0, 2, 4, None, 8, None, 12]
-    assert told(found) == [(3, "KeyError"), (5, "OwnError")]
+    assert failure_offsets(found) == [(3, "KeyError"), (5, "OwnError")]
     first, second = found.failures
     assert isinstance(cloudpickle.loads(first.exception), KeyError)
     assert first.traceback.splitlines()[1].strip().startswith(f'File "{__file__}"')
@@ -224,7 +224,7 @@ def test_a_long_traceback_is_cut() -> None:
 
 def test_fail_stops_at_the_first_row_that_fails() -> None:
     found = run(caller_of(deep, FAIL), numbers(10))
-    assert (found.rows, found.stopped, told(found)) == (3, True, [(3, "KeyError")])
+    assert (found.rows, found.stopped, failure_offsets(found)) == (3, True, [(3, "KeyError")])
     assert found.arrays[0].to_pylist() == [0, 2, 4]
 
 
@@ -251,7 +251,7 @@ def test_exceptions_that_end_processes_and_loops_are_failures_of_the_row(how: st
     found = run(caller_of(fn, SKIP, timeout_s=60 if how == "timed" else None), numbers(5))
     assert found.arrays[0].to_pylist() == [0, 1, None, 3, 4]
     expected = "RuntimeError" if (how, raised) == ("async", StopIteration) else raised.__name__
-    assert told(found) == [(2, expected)]
+    assert failure_offsets(found) == [(2, expected)]
 
 
 @pytest.mark.parametrize("how", ["scalar", "arrays", "async"])
@@ -281,13 +281,13 @@ def test_a_row_is_tried_again_with_growing_waits(how: str, monkeypatch: pytest.M
         slept.append(seconds)
         await real(0)
 
-    clocked(monkeypatch, sleep=slept.append)
+    replace_clock(monkeypatch, sleep=slept.append)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     how_to = ErrorPolicy("skip", ("ConnectionError",), times=2, backoff_s=0.5)
     fn = {"scalar": scalar, "arrays": arrays, "async": awaited}[how]
     found = run(caller_of(fn, how_to, batch_size=1, slots=1), numbers(5))
     assert found.arrays[0].to_pylist() == [0, 1, None, None, 4]
-    assert told(found) == [(2, "ValueError"), (3, "ConnectionError")]
+    assert failure_offsets(found) == [(2, "ValueError"), (3, "ConnectionError")]
     assert slept == [0.5, 1.0, 0.5, 1.0]
     assert tries == {0: 1, 1: 3, 2: 1, 3: 3, 4: 1}
 
@@ -306,16 +306,16 @@ def test_a_value_that_python_does_not_have_is_a_failure_of_its_row(how: str) -> 
     fn, timeout_s = awaited if how == "async" else year, 60 if how == "timed" else None
     found = run(caller_of(fn, SKIP, timeout_s=timeout_s), batch)
     assert found.arrays[0].to_pylist() == [None if n == 7 else 1970 + n for n in range(12)]
-    assert told(found) == [(7, "OverflowError")]
+    assert failure_offsets(found) == [(7, "OverflowError")]
     found = run(caller_of(fn, FAIL, timeout_s=timeout_s), batch)
-    assert (found.rows, found.stopped, told(found)) == (7, True, [(7, "OverflowError")])
+    assert (found.rows, found.stopped, failure_offsets(found)) == (7, True, [(7, "OverflowError")])
 
 
 # --- workers in which all rows fail
 
 
 class AcceleratorError(RuntimeError):
-    """As torch.AcceleratorError."""
+    """Stands in for torch.AcceleratorError."""
 
 
 class FailsAfter:
@@ -342,7 +342,7 @@ class FailsAfter:
 def single_rows(caller: UdfCaller, first: int, stop: int) -> list[BatchResult]:
     """One run per row, as when the time of each run is over at once."""
     batches = [pa.record_batch({"n": pa.array([row], pa.int64())}) for row in range(first, stop)]
-    return [caller.run(batch, 0.0, nobody) for batch in batches]
+    return [caller.run(batch, 0.0, fail_on_fatal_row) for batch in batches]
 
 
 @pytest.mark.parametrize("how", ["__call__", "arrays", "awaited"])
@@ -463,7 +463,7 @@ def test_results_may_be_any_kind_of_array(made: Callable[[Any], Any], batch_size
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind", "said"),
+    ("wrong", "kind", "expected_message"),
     [
         (lambda n: n.slice(1), "ValueError", "returned 0 values for 1 row"),
         (lambda n: [*n.to_pylist(), 1], "ValueError", "returned 2 values for 1 row"),
@@ -476,14 +476,14 @@ def test_results_may_be_any_kind_of_array(made: Callable[[Any], Any], batch_size
         (lambda n: np.float64(3), "ValueError", "returned 0 values for 1 row"),
     ],
 )
-def test_a_wrong_result_is_found_row_by_row(wrong: Callable[[Any], Any], kind: str, said: str) -> None:
+def test_a_wrong_result_is_found_row_by_row(wrong: Callable[[Any], Any], kind: str, expected_message: str) -> None:
     def arrays(n: pa.Array) -> pa.Int8Array:
         return wrong(n) if 3 in n.to_pylist() else n.cast(pa.int8())
 
     found = run(caller_of(arrays, SKIP, batch_size=4), numbers(6))
     assert found.arrays[0].to_pylist() == [0, 1, 2, None, 4, 5]
-    assert told(found) == [(3, kind)]
-    assert said in found.failures[0].message
+    assert failure_offsets(found) == [(3, kind)]
+    assert expected_message in found.failures[0].message
 
 
 def test_arrays_fill_several_columns() -> None:
@@ -509,13 +509,13 @@ def test_calls_begin_with_one_row_and_grow_and_the_size_is_kept() -> None:
         return n
 
     caller = caller_of(arrays)
-    caller.run(numbers(100), FOREVER, nobody)
+    caller.run(numbers(100), FOREVER, fail_on_fatal_row)
     assert sizes[0] == 1
     assert all(two <= 4 * one for one, two in pairwise(sizes))
     assert len(sizes) < 20
     last = max(sizes)
     sizes.clear()
-    caller.run(numbers(100), FOREVER, nobody)
+    caller.run(numbers(100), FOREVER, fail_on_fatal_row)
     assert sizes[0] >= last
     caller.teardown()
 
@@ -566,11 +566,11 @@ def test_a_loop_over_rows_stops_after_the_row_in_which_its_time_ends() -> None:
         return n
 
     caller = caller_of(sudden)
-    caller.run(numbers(20_000).slice(4_000), FOREVER, nobody)
+    caller.run(numbers(20_000).slice(4_000), FOREVER, fail_on_fatal_row)
     seen.clear()
-    found = caller.run(numbers(100_000), time.monotonic() + 1, nobody)
+    found = caller.run(numbers(100_000), time.monotonic() + 1, fail_on_fatal_row)
     assert (found.rows, len(seen), found.stopped) == (3_001, 3_001, False)
-    rest = caller.run(numbers(100_000).slice(found.rows, 10), FOREVER, nobody)
+    rest = caller.run(numbers(100_000).slice(found.rows, 10), FOREVER, fail_on_fatal_row)
     assert rest.arrays[0].to_pylist() == list(range(3_001, 3_011))
     caller.teardown()
 
@@ -602,7 +602,7 @@ def test_a_call_that_takes_too_long_fails_its_row_only() -> None:
     for fn in (slow, slow_arrays, slow_async):
         found = run(caller_of(fn, SKIP, timeout_s=0.3, batch_size=3), numbers(5))
         assert found.arrays[0].to_pylist() == [0, 1, None, 3, 4]
-        assert told(found) == [(2, "TimeoutError")]
+        assert failure_offsets(found) == [(2, "TimeoutError")]
         assert found.failures[0].message == "no result within the timeout of 0.3 s"
 
 
@@ -629,9 +629,9 @@ def test_a_row_that_hangs_does_not_wait_for_the_time_of_all_rows_of_its_call(how
     found = run(caller, numbers(200))
     assert time.monotonic() - began < 30, "it was 1 s for each row of the call"
     assert found.arrays[0].to_pylist() == [None if n == 150 else n for n in range(200)]
-    assert told(found) == [(150, "TimeoutError")]
+    assert failure_offsets(found) == [(150, "TimeoutError")]
     assert found.failures[0].message == "no result within the timeout of 1 s"
-    assert sizes[:2] == [1, 1], "of which nobody can know how long they take"
+    assert sizes[:2] == [1, 1], "the duration of the first rows is unknown"
     assert max(sizes) > 50
 
 
@@ -657,7 +657,7 @@ def test_rows_of_a_call_that_failed_are_not_called_together_again_when_the_time_
     caller = caller_of(arrays, SKIP, batch_size=50)
     got: list[Any] = []
     while len(got) < 100:
-        got += caller.run(numbers(100).slice(len(got)), time.monotonic() - 1, nobody).arrays[0].to_pylist()
+        got += caller.run(numbers(100).slice(len(got)), time.monotonic() - 1, fail_on_fatal_row).arrays[0].to_pylist()
     caller.teardown()
     assert got == [None if n == 40 else n for n in range(100)]
     repeated = 1  # of a row that passed, after the run that ended with row 40
@@ -704,12 +704,12 @@ print("came back")
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("name", "batch_size", "said"),
+    ("name", "batch_size", "message"),
     [("scalar", 1, "condemned 3"), ("awaited", 1, "condemned 3"), ("arrays", 1, "condemned 3"), ("arrays", 4, "")],
 )
-def test_a_call_that_does_not_return_ends_its_process(name: str, batch_size: int, said: str, tmp_path: Path) -> None:
+def test_a_call_that_does_not_return_ends_its_process(name: str, batch_size: int, message: str, tmp_path: Path) -> None:
     with Script(tmp_path, HANGS.replace("NAME", name).replace("BATCH_SIZE", str(batch_size)), warm=True) as script:
-        assert (script.ended(), script.output.strip()) == (70, said)
+        assert (script.ended(), script.output.strip()) == (70, message)
 
 
 @pytest.mark.processes
@@ -719,7 +719,7 @@ def test_outside_of_the_main_thread_calls_are_only_watched() -> None:
 
     found: list[BatchResult] = []
     caller = caller_of(quick, timeout_s=60)
-    thread = threading.Thread(target=lambda: found.append(caller.run(numbers(5), FOREVER, nobody)))
+    thread = threading.Thread(target=lambda: found.append(caller.run(numbers(5), FOREVER, fail_on_fatal_row)))
     thread.start()
     thread.join()
     assert found[0].rows == 5
@@ -764,7 +764,7 @@ def test_an_async_failure_waits_for_earlier_rows_and_cancels_later_ones() -> Non
         return n
 
     found = run(caller_of(mixed, slots=5), numbers(20))
-    assert (found.rows, found.stopped, told(found)) == (2, True, [(2, "ValueError")])
+    assert (found.rows, found.stopped, failure_offsets(found)) == (2, True, [(2, "ValueError")])
     assert found.arrays[0].to_pylist() == [0, 1]
     assert sorted(ended) == [0, 1]
     assert sorted(cancelled) == [3, 4]
@@ -785,7 +785,7 @@ def test_async_functions_of_arrays_overlap_too() -> None:
 
     found = run(caller_of(arrays, SKIP, batch_size=2, slots=3), numbers(9))
     assert found.arrays[0].to_pylist() == [0, 1, 2, 3, 4, None, 6, 7, 8]
-    assert told(found) == [(5, "ValueError")]
+    assert failure_offsets(found) == [(5, "ValueError")]
     assert most == 3
 
 
@@ -794,25 +794,25 @@ def test_async_functions_of_arrays_overlap_too() -> None:
 
 @pytest.mark.processes
 def test_a_class_is_set_up_once_and_torn_down() -> None:
-    said: list[Any] = []
+    calls: list[Any] = []
 
     class Model:
         def setup(self, worker: Worker) -> None:
-            said.append(worker.id)
+            calls.append(worker.id)
 
         def __call__(self, n: int) -> int:
-            return n + len(said)
+            return n + len(calls)
 
         def teardown(self) -> None:
-            said.append("over")
+            calls.append("over")
 
     caller = caller_of(Model)
     caller.setup(Worker(7, "fill"))
-    assert caller.run(numbers(2), FOREVER, nobody).arrays[0].to_pylist() == [1, 2]
-    assert caller.run(numbers(2), FOREVER, nobody).arrays[0].to_pylist() == [1, 2]
+    assert caller.run(numbers(2), FOREVER, fail_on_fatal_row).arrays[0].to_pylist() == [1, 2]
+    assert caller.run(numbers(2), FOREVER, fail_on_fatal_row).arrays[0].to_pylist() == [1, 2]
     caller.teardown()
     caller.teardown()
-    assert said == [7, "over"]
+    assert calls == [7, "over"]
 
 
 def test_an_async_setup_runs_in_the_same_event_loop_as_calls() -> None:
@@ -881,13 +881,13 @@ def test_successive_runs_return_the_results_of_a_plain_loop(
     caller = caller_of(fn, on_error, batch_size=batch_size, slots=slots, timeout_s=60 if kind == "timed" else None)
     whole = pa.record_batch({"n": pa.array(values, pa.int64()), "row": pa.array(range(len(values)), pa.int64())})
     good = pa.record_batch({"n": pa.array([0], pa.int64()), "row": pa.array([-1], pa.int64())})
-    assert caller.run(good, FOREVER, nobody).rows == 1  # the first rows of a worker may have broken it
+    assert caller.run(good, FOREVER, fail_on_fatal_row).rows == 1  # the first rows of a worker may have broken it
     got: list[Any] = []
     failed: list[int] = []
     turn = 0
     ends_with_failure = 0
     while len(got) < len(values):
-        found = caller.run(whole.slice(len(got)), time.monotonic() + budgets[turn % len(budgets)], nobody)
+        found = caller.run(whole.slice(len(got)), time.monotonic() + budgets[turn % len(budgets)], fail_on_fatal_row)
         turn += 1
         ends_with_failure += bool(found.failures) and found.failures[-1].offset == found.rows - 1
         assert all(len(array) == found.rows for array in found.arrays)
@@ -896,7 +896,7 @@ def test_successive_runs_return_the_results_of_a_plain_loop(
         assert found.rows or found.stopped
         if found.stopped:
             assert found.failures[-1].offset == found.rows
-            got.append(None)  # the caller sets it aside and goes on behind it
+            got.append(None)  # the caller skips it and continues behind it
     caller.teardown()
     assert got == [None if n is None or row in bad else n * 2 for row, n in enumerate(values)]
     assert failed == sorted(row for row in bad if row < len(values))
@@ -922,7 +922,7 @@ def test_a_loop_over_many_rows_costs_little_more_than_a_list_comprehension() -> 
     def ours() -> pa.Array:
         caller = caller_of(shout)
         try:
-            return caller.run(batch, time.monotonic() + 1e6, nobody).arrays[0]
+            return caller.run(batch, time.monotonic() + 1e6, fail_on_fatal_row).arrays[0]
         finally:
             caller.teardown()
 

@@ -27,7 +27,7 @@ def counting(text: str) -> list[int]:  # type: ignore[misc]
     yield 1
 
 
-def counting_unsaid(text):  # type: ignore[no-untyped-def]
+def counting_unannotated(text):  # type: ignore[no-untyped-def]
     yield 1
 
 
@@ -76,7 +76,7 @@ class SetUpWithDefault(SetUp):
 
 
 def converted(value: Any, kind: Any) -> tuple[Any, str]:
-    """What is stored of it beside a value that is NULL, and why it is not."""
+    """Stored value (beside a NULL), and the error message if it cannot be stored."""
     (array,), wrong = ValueConverter([kind], [""]).values([None, value])
     return array.to_pylist()[1], "".join(f"{type(error).__name__}: {error}" for error in wrong.values())
 
@@ -89,10 +89,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("fn", "said", "fix"),
+    ("fn", "expected_message", "fix"),
     [
         (counting, "counting: is a generator function", "def counting(...) -> str: return ..."),
-        (counting_unsaid, "is a generator", "instead of yield"),
+        (counting_unannotated, "is a generator", "instead of yield"),
         (counting_async, "is a generator", "instead of yield"),
         (Counting, "is a generator", "def __call__(self, ...) -> str: return ..."),
         (Uncalled, "the class has no method __call__", "def __call__(self, text: str) -> str"),
@@ -103,10 +103,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (nothing, "reads no column: it has no parameter", "def nothing(text: str) -> str"),
     ],
 )
-def test_a_function_that_cannot_be_called_for_rows_is_one_problem(fn: Any, said: str, fix: str) -> None:
+def test_a_function_that_cannot_be_called_for_rows_is_one_problem(fn: Any, expected_message: str, fix: str) -> None:
     (problem,) = udf(fn).check(SCHEMA, ["out"])
     assert problem.code == "DT441"
-    assert said in problem.message
+    assert expected_message in problem.message
     assert fix in problem.fix_texts[0]
 
 

@@ -110,7 +110,7 @@ ZONED = pa.timestamp("us", "UTC")
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "said"),
+    ("value", "kind", "message"),
     [
         (0.5, pa.int64(), "ValueError: returned 0.5, a float, which does not fit int64"),
         (np.float64(1.9), pa.int32(), "ValueError: returned np.float64(1.9), a float64, which does not fit int32"),
@@ -129,10 +129,10 @@ ZONED = pa.timestamp("us", "UTC")
         ({"k": 1.9}, pa.map_(pa.string(), pa.int32()), "1.9, a float, does not fit int32"),
     ],
 )
-def test_a_fraction_is_not_stored_in_an_integer_column(value: Any, kind: Any, said: str) -> None:
+def test_a_fraction_is_not_stored_in_an_integer_column(value: Any, kind: Any, message: str) -> None:
     found, why = converted(value, kind)
     assert found is None
-    assert said in why
+    assert message in why
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_a_value_that_does_not_fit_is_reported_without_internal_frames(fn: Any) 
 
 @pytest.mark.parametrize(("value", "kind", "why"), CUT)
 def test_a_time_that_would_be_truncated_or_shifted_fails(value: Any, kind: Any, why: str) -> None:
-    found, said = converted(value, kind)
+    found, message = converted(value, kind)
     assert found is None
-    assert said.startswith("ValueError: returned ")
-    assert f", a {type(value).__name__}, which does not fit {kind}: {why}" in said
+    assert message.startswith("ValueError: returned ")
+    assert f", a {type(value).__name__}, which does not fit {kind}: {why}" in message
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,11 @@ def test_values_inside_lists_and_structs_are_checked(value: Any, kind: Any, why:
         ((getattr(value, "item", lambda: value)(), "x"), struct(kind)),
         ({"k": value}, pa.map_(pa.string(), kind)),
     ):
-        found, said = converted(given, nested)
+        found, message = converted(given, nested)
         assert found is None
-        assert said.startswith("ValueError: returned ")
-        assert f"does not fit {kind}" in said
-        assert why in said
+        assert message.startswith("ValueError: returned ")
+        assert f"does not fit {kind}" in message
+        assert why in message
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_times_of_numpy_keep_their_unit() -> None:
     assert converted([finest], pa.list_(pa.list_(NS))) == ([[NANO]], "")
     assert converted(finest.reshape(1, 1), pa.list_(pa.list_(NS))) == ([[NANO]], "")
     for value, kind in ((finest, pa.list_(US)), (finest[0], US), (np.timedelta64(1, "Y"), pa.duration("us"))):
-        found, said = converted(value, kind)
+        found, message = converted(value, kind)
         assert found is None
-        assert "does not fit" in said
+        assert "does not fit" in message
 
 
 @pytest.mark.parametrize(
@@ -301,10 +301,10 @@ def test_times_of_numpy_keep_their_unit() -> None:
     ],
 )
 def test_a_number_that_would_become_infinite_fails(value: Any, kind: Any) -> None:
-    found, said = converted(value, kind)
+    found, message = converted(value, kind)
     assert found is None
-    assert said.startswith("ValueError: returned ")
-    assert said.endswith(": it is too large")
+    assert message.startswith("ValueError: returned ")
+    assert message.endswith(": it is too large")
 
 
 def test_floats_may_be_rounded_and_infinite() -> None:
@@ -324,17 +324,17 @@ def test_floats_may_be_rounded_and_infinite() -> None:
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.binary()), pa.list_(pa.string(), 3)])
 @pytest.mark.parametrize("value", ["abc", "", np.str_("abc")])
 def test_a_string_is_not_stored_as_a_list_of_characters(value: Any, kind: Any) -> None:
-    found, said = converted(value, kind)
+    found, message = converted(value, kind)
     assert found is None
-    assert "does not fit" in said
+    assert "does not fit" in message
     assert converted([value] * 3, kind)[1] == ""
 
 
 def test_bytes_are_not_a_list_of_numbers_and_a_string_is_not_a_record() -> None:
     for value in (b"ab", bytearray(b"ab")):
-        found, said = converted(value, pa.list_(pa.uint8()))
+        found, message = converted(value, pa.list_(pa.uint8()))
         assert found is None
-        assert f", a {type(value).__name__}, which does not fit list<item: uint8>" in said
+        assert f", a {type(value).__name__}, which does not fit list<item: uint8>" in message
     for kind in (struct(US), pa.map_(pa.string(), pa.string())):
         assert "returned '', a str, which does not fit" in converted("", kind)[1]
 
@@ -352,7 +352,7 @@ def test_floats_are_checked_only_where_an_infinity_appears() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "said"),
+    ("given", "kind", "message"),
     [
         (pa.array([1.0, 1e300]), FLOAT, "returned double, which does not fit float: a number is too large"),
         (pa.array([1.0, 70000.0]), pa.float16(), "a number is too large"),
@@ -374,8 +374,8 @@ def test_floats_are_checked_only_where_an_infinity_appears() -> None:
         ([NANO.to_datetime64(), None], US, "does not fit"),
     ],
 )
-def test_arrays_that_would_lose_information_are_rejected(given: Any, kind: Any, said: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=said):
+def test_arrays_that_would_lose_information_are_rejected(given: Any, kind: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
         ValueConverter([kind], [""]).arrays(given, 2)
 
 

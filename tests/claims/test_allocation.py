@@ -140,16 +140,16 @@ def test_grants_never_exceed_the_machine_and_settle_at_the_shares(seed: int) -> 
         assert toy.row.granted == toy.row.limit
 
 
-def test_a_limit_counts_until_a_later_one_was_heard() -> None:
+def test_a_limit_counts_until_a_later_one_was_read() -> None:
     account = LimitTracker(CAPACITY, CAPACITY)
     half = {key: amount // 2 for key, amount in CAPACITY.items()}
-    told = account.next_limit_event(half)
-    assert told is not None
+    limit_event = account.next_limit_event(half)
+    assert limit_event is not None
     assert account.next_limit_event(half) is None
     assert account.may_use == CAPACITY
     account.record([], [StartWorker(1, (cpu(6),), ())])
-    assert account.record([told], [])
+    assert account.record([limit_event], [])
     assert account.may_use == {**half, ("node-0", -1, "cpu_milli"): 6000}
     assert account.record([WorkerStopped(1)], [])
     assert account.may_use == half
-    assert not account.record([told, WorkerStopped(7)], [])
+    assert not account.record([limit_event, WorkerStopped(7)], [])

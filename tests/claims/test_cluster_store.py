@@ -46,7 +46,7 @@ def a_book(rows: MemoryRows, *foreign: Seat, cluster: dt.Cluster = CLUSTER, **mo
 
 
 def hosts(amounts: Amounts) -> Amounts:
-    """Without cards, which are dealt only to owners that use cards."""
+    """Amounts without cards, which are dealt only to owners that use cards."""
     return {key: amount for key, amount in amounts.items() if key[1] < 0}
 
 
@@ -107,12 +107,12 @@ def test_a_run_that_waits_for_foreign_usage_prints_it() -> None:
     book = a_book(MemoryRows(), *(Seat(node.name, 8000) for node in CLUSTER.nodes))
     wait = book.request(ClaimRequest("a"), (cpu(0, 2),))
     assert isinstance(wait, Wait)
-    told = WaitReport(wait, sum_seats([cpu(0, 2)]), book.capacity)
-    assert told.text(0.0) == (
+    report = WaitReport(wait, sum_seats([cpu(0, 2)]), book.capacity)
+    assert report.text(0.0) == (
         "waiting for 2 CPUs: programs other than Dovetail hold 32 of 32 CPUs; "
         "this run begins when enough of that is free"
     )
-    assert told.holders == ("programs other than Dovetail hold 32 of 32 CPUs",)
+    assert report.holders == ("programs other than Dovetail hold 32 of 32 CPUs",)
 
 
 def test_which_card_others_have_is_one_that_none_of_us_has() -> None:
@@ -147,7 +147,7 @@ def test_a_run_gives_back_what_others_took_meanwhile() -> None:
     for _ in range(3):
         now[0] += 1.0
         row = book.update(row, {}, row.limit)
-        assert row.limit == hosts(CAPACITY), "it might be one of us who came or went"
+        assert row.limit == hosts(CAPACITY), "one of our runs may have started or ended"
     for _ in range(2):
         now[0] += 1.0
         row = book.update(row, {}, row.limit)
@@ -303,7 +303,7 @@ def test_a_share_on_few_nodes_is_recomputed_when_a_node_leaves() -> None:
     assert cpus_of(row.limit) == 4000, "and its share of one that joins"
 
 
-# --- who is there, and since when
+# --- present runs and their start times
 
 
 def test_a_remote_owner_is_alive_while_its_heartbeat_changes_whatever_its_clock() -> None:

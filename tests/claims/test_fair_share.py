@@ -164,8 +164,8 @@ def test_a_need_moves_to_cards_of_the_same_kind_only() -> None:
     assert list(shares) == ["a"]
 
 
-def alone(seats: list[Seat]) -> tuple[Seat, ...]:
-    """As many of them as fit together."""
+def fitting_seats(seats: list[Seat]) -> tuple[Seat, ...]:
+    """The first of these seats that fit together."""
     ledger = Ledger(MACHINE)
     return tuple(seat for seat in seats if ledger.try_take(seat))
 
@@ -178,7 +178,7 @@ NEEDS = st.lists(
     ),
     min_size=1,
     max_size=3,
-).map(alone)
+).map(fitting_seats)
 
 
 @st.composite

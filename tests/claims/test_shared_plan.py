@@ -17,7 +17,7 @@ MACHINE = dt.Cluster.of("1x(8cpu, 64GB, 3xL40S:48GB)")
 L40S = 48 << 30
 
 
-def taken(cpus: int, *cards: tuple[int, int], memory: int = 0) -> tuple[Seat, ...]:
+def seat_with(cpus: int, *cards: tuple[int, int], memory: int = 0) -> tuple[Seat, ...]:
     shares = tuple(CardShare(card, milli, L40S * milli // 1000) for card, milli in cards)
     return (Seat("node-0", 1000 * cpus, memory << 30, shares),)
 
@@ -26,10 +26,10 @@ def taken(cpus: int, *cards: tuple[int, int], memory: int = 0) -> tuple[Seat, ..
     ("reserved", "expected"),
     [
         ((), "1x(8cpu, 64GB, 3xL40S)"),
-        (taken(3, memory=16), "1x(5cpu, 48GB, 3xL40S)"),
-        (taken(0, (0, 1000), (1, 500)), "1x(8cpu, 64GB, 1xL40S)"),
-        (taken(0, (0, 1000), (1, 500), (2, 250)), "1x(8cpu, 64GB, 2xL40S)"),
-        (taken(8, (0, 1000), (1, 1000), (2, 1000), memory=64), "1x(0cpu)"),
+        (seat_with(3, memory=16), "1x(5cpu, 48GB, 3xL40S)"),
+        (seat_with(0, (0, 1000), (1, 500)), "1x(8cpu, 64GB, 1xL40S)"),
+        (seat_with(0, (0, 1000), (1, 500), (2, 250)), "1x(8cpu, 64GB, 2xL40S)"),
+        (seat_with(8, (0, 1000), (1, 1000), (2, 1000), memory=64), "1x(0cpu)"),
     ],
 )
 def test_what_is_left_of_a_machine(reserved: tuple[Seat, ...], expected: str) -> None:
@@ -37,7 +37,7 @@ def test_what_is_left_of_a_machine(reserved: tuple[Seat, ...], expected: str) ->
 
 
 def test_a_plan_for_the_rest_sits_on_the_right_cards_of_the_whole() -> None:
-    reserved = taken(4, (0, 1000), (1, 1000))
+    reserved = seat_with(4, (0, 1000), (1, 1000))
     pipeline = dt.Pipeline([stage("a", rate=1.0, resources=dt.Resources(cpus=1, gpus=0.5))])
     plan = expand_plan(dt.plan(pipeline, remaining_cluster(MACHINE, reserved)), MACHINE, reserved)
     assert plan.cluster is MACHINE
@@ -46,9 +46,9 @@ def test_a_plan_for_the_rest_sits_on_the_right_cards_of_the_whole() -> None:
     assert "other runs use a part of this machine" in plan.warnings[-1]
     Ledger(MACHINE, [*reserved, *plan.seats["a"]])
     stream = StreamController(unit_specs(pipeline, plan), plan, StreamOptions(), reserved=reserved)
-    said = stream.step(0.0, [])
-    assert len(of_kind(said, StartWorker)) == 2
-    assert "2 workers as planned" in [note.text for note in of_kind(said, Note)]
+    first_commands = stream.step(0.0, [])
+    assert len(of_kind(first_commands, StartWorker)) == 2
+    assert "2 workers as planned" in [note.text for note in of_kind(first_commands, Note)]
 
 
 def test_the_need_is_one_worker_of_each_unit_or_as_many_as_must_be() -> None:
@@ -76,11 +76,13 @@ def test_where_only_parts_of_cards_are_left_the_run_begins_by_replanning() -> No
             stage("b", rate=1.0, resources=dt.Resources(cpus=1, gpus=1)),
         ]
     )
-    reserved = taken(4, (0, 1000), (1, 500))
+    reserved = seat_with(4, (0, 1000), (1, 500))
     plan = plan_around(lambda cluster: dt.plan(pipeline, cluster, "streaming"), MACHINE, reserved)
     assert plan.cluster is MACHINE
-    said = StreamController(unit_specs(pipeline, plan), plan, StreamOptions(), reserved=reserved).step(0.0, [])
-    seats = [start.seats[0] for start in of_kind(said, StartWorker)]
+    first_commands = StreamController(unit_specs(pipeline, plan), plan, StreamOptions(), reserved=reserved).step(
+        0.0, []
+    )
+    seats = [start.seats[0] for start in of_kind(first_commands, StartWorker)]
     assert sorted(seat.gpus for seat in seats) == [(1,), (2,)]
     Ledger(MACHINE, [*reserved, *seats])
     with pytest.raises(dt.InfeasibleError):

@@ -74,8 +74,8 @@ def test_three_processes_share_and_never_exceed_the_machine(tmp_path: Path, star
     (tmp_path / "b.stop").touch()
     until(lambda: cpus_held(tmp_path) == [CPUS])
     (tmp_path / "c.stop").touch()
-    said = [run.communicate(timeout=30)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0, 0], said
+    outputs = [run.communicate(timeout=30)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], outputs
     now: dict[str, int] = {}
     for _, name, cpus in timeline(tmp_path):
         now[name] = cpus

@@ -49,8 +49,8 @@ class Paced(SimulatedEngine):
         return found
 
 
-class Held:
-    """What all runs of a test hold, step by step."""
+class HeldSeats:
+    """Seats that all runs of a test hold, step by step."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -63,8 +63,8 @@ class Held:
             self.seen.append(dict(self.now))
 
 
-class Watch:
-    def __init__(self, name: str, stream: StreamController, held: Held) -> None:
+class HeldSeatsRecorder:
+    def __init__(self, name: str, stream: StreamController, held: HeldSeats) -> None:
         self.name, self.stream, self.held = name, stream, held
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
@@ -75,13 +75,13 @@ class Watch:
         pass
 
 
-def run(name: str, path: Path, items: int, held: Held, out: dict[str, object]) -> None:
-    """As a real run does it."""
+def run(name: str, path: Path, items: int, held: HeldSeats, out: dict[str, object]) -> None:
+    """Run a pipeline as a real run does: claim, run, release."""
     pipeline = dt.Pipeline([stage("x"), stage("y")])
     book = MachineClaimStore(path, "here", MACHINE)
     alone = dt.plan(pipeline, MACHINE)
-    said: list[str] = []
-    grant = wait_for_claim(book, ClaimRequest(name), min_seats(alone), max_seats(alone), say=said.append)
+    messages: list[str] = []
+    grant = wait_for_claim(book, ClaimRequest(name), min_seats(alone), max_seats(alone), say=messages.append)
     assert grant is not None
     plan = plan_around(lambda cluster: dt.plan(pipeline, cluster), MACHINE, grant.reserved)
     works = unit_specs(pipeline, plan)
@@ -89,14 +89,17 @@ def run(name: str, path: Path, items: int, held: Held, out: dict[str, object]) -
     engine.began = time.monotonic()
     data = SimulatedData(engine, items)
     stream = StreamController(works, plan, StreamOptions(), reserved=grant.reserved)
-    keeper = ClaimUpdater(book, grant, engine.post, said.append, every_s=0.2, poll_s=0.02)
+    keeper = ClaimUpdater(book, grant, engine.post, messages.append, every_s=0.2, poll_s=0.02)
     # the watch first: what it sees is noted before others can hear of it
-    out[name] = (run_loop(stream, engine, data, [Watch(name, stream, held), keeper]), stream.state.run_state)
+    out[name] = (
+        run_loop(stream, engine, data, [HeldSeatsRecorder(name, stream, held), keeper]),
+        stream.state.run_state,
+    )
     out[f"{name} items"] = Counter(data.outputs["y"])
 
 
 def test_two_runs_share_a_machine_in_real_time(tmp_path: Path) -> None:
-    held = Held()
+    held = HeldSeats()
     out: dict[str, object] = {}
     threads = [
         threading.Thread(target=run, args=(name, tmp_path / "ledger.db", 400, held, out)) for name in ("one", "two")

@@ -48,7 +48,7 @@ def test_the_first_gets_everything_and_a_second_waits_for_it_to_give_back(tmp_pa
     assert isinstance(wait, Wait)
     assert (wait.can_begin, wait.will_fit, [other.name for other in wait.others]) == (False, True, ["first"])
     row = book.update(first.owner, {}, first.owner.limit)
-    assert row.granted == first.owner.granted, "it has not heard yet"
+    assert row.granted == first.owner.granted, "it has not read the new limit yet"
     assert cpus_of(row.limit) == 4000
     row = book.update(row, {}, row.limit)
     assert row.granted == row.limit
@@ -93,10 +93,10 @@ def test_a_row_reads_back_the_same(tmp_path: Path) -> None:
 def test_of_those_in_other_containers_the_heartbeat_tells(tmp_path: Path) -> None:
     now = [1000.0]
 
-    def nobody_knows(process: ProcessId) -> bool | None:
+    def always_unknown(process: ProcessId) -> bool | None:
         return None
 
-    book = MachineClaimStore(tmp_path / "ledger.db", "here", MACHINE, wall=lambda: now[0], alive=nobody_knows)
+    book = MachineClaimStore(tmp_path / "ledger.db", "here", MACHINE, wall=lambda: now[0], alive=always_unknown)
     book.request(ClaimRequest("a"), (cpu(1),))
     now[0] += STALE_HEARTBEAT_S - 1
     assert len(book.owners()) == 1
@@ -228,34 +228,34 @@ def test_a_waiting_run_prints_the_holders(tmp_path: Path, monkeypatch: pytest.Mo
     book = a_book(tmp_path)
     first = granted(book.request(ClaimRequest("fill-20261116"), (cpu(1),))).owner
     asked_at_once(first.since, monkeypatch)
-    said: list[str] = []
+    messages: list[str] = []
     stop = threading.Event()
 
     def say(text: str) -> None:
-        said.append(text)
+        messages.append(text)
         stop.set()
 
     assert wait_for_claim(book, ClaimRequest("next"), (cpu(4),), say=say, stop=stop) is None
-    assert said == [
+    assert messages == [
         f"waiting for 4 CPUs: run fill-20261116 (pid {os.getpid()}) has held 8 of 8 CPUs for 0 s; "
         "it will release them at its next replan"
     ]
-    assert [owner.id for owner in book.owners()] == [first.id], "who gives up leaves nothing"
+    assert [owner.id for owner in book.owners()] == [first.id], "a run that gives up leaves no claim"
 
 
 def test_a_run_that_can_never_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = a_book(tmp_path)
     asked_at_once(granted(book.request(ClaimRequest("a"), (cpu(5),))).owner.since, monkeypatch)
-    said: list[str] = []
+    messages: list[str] = []
     stop = threading.Event()
 
     def say(text: str) -> None:
-        said.append(text)
+        messages.append(text)
         stop.set()
 
     wait_for_claim(book, ClaimRequest("b"), (cpu(4),), say=say, stop=stop)
-    assert "has held 8 of 8 CPUs for 0 s" in said[0]
-    assert "it is a run of this program" in said[0]  # and cannot be waited for by who should read its results
+    assert "has held 8 of 8 CPUs for 0 s" in messages[0]
+    assert "it is a run of this program" in messages[0]  # so the caller that should read its results must not wait
 
 
 def test_a_run_that_waits_for_another_program_prints_that_it_starts_when_that_ends(
@@ -264,15 +264,15 @@ def test_a_run_that_waits_for_another_program_prints_that_it_starts_when_that_en
     book = a_book(tmp_path)
     granted(book.request(ClaimRequest("a"), (cpu(5),)))
     monkeypatch.setattr("dovetail.claims.wait.os.getpid", lambda: -1)
-    said: list[str] = []
+    messages: list[str] = []
     stop = threading.Event()
 
     def say(text: str) -> None:
-        said.append(text)
+        messages.append(text)
         stop.set()
 
     wait_for_claim(book, ClaimRequest("b"), (cpu(4),), say=say, stop=stop)
-    assert said[0].endswith("this run begins when that one ends")
+    assert messages[0].endswith("this run begins when that one ends")
 
 
 def test_a_run_that_must_not_wait_is_refused_with_evidence(tmp_path: Path) -> None:

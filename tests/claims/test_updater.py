@@ -28,18 +28,18 @@ MACHINE = dt.Cluster.of("1x(8cpu, 64GB)")
 
 
 class Counted(MachineClaimStore):
-    """Counts how often a keeper looked."""
+    """Counts the updates of a keeper."""
 
     def update(self, me: Owner, held: Amounts, believes: Amounts) -> Owner:
-        self.looks.append(1)
+        self.updates.append(1)
         return super().update(me, held, believes)
 
     @property
-    def looks(self) -> list[int]:
+    def updates(self) -> list[int]:
         return self.__dict__.setdefault("_looks", [])  # type: ignore[no-any-return]
 
 
-def made(
+def start_updater(
     path: Path, name: str, posted: list[Event], say: Callable[[str], None] = print
 ) -> tuple[Counted, ClaimUpdater]:
     book = Counted(path / "ledger.db", "here", MACHINE)
@@ -49,7 +49,7 @@ def made(
 
 
 def test_the_ledger_knows_what_a_run_holds(tmp_path: Path) -> None:
-    book, keeper = made(tmp_path, "a", [])
+    book, keeper = start_updater(tmp_path, "a", [])
     keeper.on_step(0.0, [], [StartWorker(1, (cpu(2),), ()), StartWorker(2, (cpu(1),), ())])
     until(lambda: cpus_of(book.owners()[0].held) == 3000)
     keeper.on_step(1.0, [WorkerStopped(1)], [])
@@ -59,9 +59,9 @@ def test_the_ledger_knows_what_a_run_holds(tmp_path: Path) -> None:
     until(lambda: book.owners() == [])
 
 
-def test_a_run_gives_back_what_a_newcomer_gets_and_not_before_it_heard(tmp_path: Path) -> None:
+def test_a_run_releases_the_share_of_a_newcomer_only_after_it_read_its_limit(tmp_path: Path) -> None:
     posted: list[Event] = []
-    book, keeper = made(tmp_path, "a", posted)
+    book, keeper = start_updater(tmp_path, "a", posted)
     keeper.on_step(0.0, [], [StartWorker(number, (cpu(1),), ()) for number in range(6)])
     newcomer = ClaimRequest("b")
     assert not isinstance(book.request(newcomer, (cpu(3),)), Grant)
@@ -88,15 +88,15 @@ def damage(path: Path) -> None:
 
 
 def test_a_damaged_ledger_is_reported_once_and_the_run_continues(tmp_path: Path) -> None:
-    said: list[str] = []
-    book, keeper = made(tmp_path, "a", [], said.append)
+    messages: list[str] = []
+    book, keeper = start_updater(tmp_path, "a", [], messages.append)
     damage(tmp_path / "ledger.db")
-    until(lambda: said, "the damage is reported")
+    until(lambda: messages, "the damage is reported")
     keeper.on_step(0.0, [], [StartWorker(1, (cpu(2),), ())])
-    looked = len(book.looks)
-    until(lambda: len(book.looks) > looked + 2)
-    assert len(said) == 1
-    assert "DT320" in said[0]
+    looked = len(book.updates)
+    until(lambda: len(book.updates) > looked + 2)
+    assert len(messages) == 1
+    assert "DT320" in messages[0]
     (tmp_path / "ledger.db").unlink()
     until(lambda: (tmp_path / "ledger.db").exists() and [cpus_of(owner.held) for owner in book.owners()] == [2000])
     keeper.close(1.0)
@@ -114,18 +114,18 @@ class Deaf(Counted):
 
 
 def test_a_store_that_does_not_answer_is_reported_once_and_read_again(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     book = Deaf(tmp_path / "ledger.db", "here", MACHINE)
     grant = book.request(ClaimRequest("a"), (cpu(1),), accept_minimum=True)
     assert isinstance(grant, Grant)
-    keeper = ClaimUpdater(book, grant, lambda _: None, said.append, every_s=0.05, poll_s=0.01)
-    until(lambda: book.looks)
+    keeper = ClaimUpdater(book, grant, lambda _: None, messages.append, every_s=0.05, poll_s=0.01)
+    until(lambda: book.updates)
     book.deaf = True
-    until(lambda: said)
+    until(lambda: messages)
     book.deaf = False
-    looked = len(book.looks)
-    until(lambda: len(book.looks) > looked + 2)
-    assert ["no answer" in line for line in said] == [True]
+    looked = len(book.updates)
+    until(lambda: len(book.updates) > looked + 2)
+    assert ["no answer" in line for line in messages] == [True]
     keeper.close(1.0)
     until(lambda: book.owners() == [])
 

@@ -63,7 +63,7 @@ def main(ledger: str, name: str, folder: Path, cpus: int) -> None:
             workers[number] = DRAIN_STEPS
             starts.append(StartWorker(number, (seat,), ()))
         most = max(most, len(workers))
-        now = time.monotonic()  # before anybody hears of it
+        now = time.monotonic()  # before it is reported
         keeper.on_step(0.0, events, starts)
         if starts or events:
             with (folder / f"{name}.jsonl").open("a") as file:

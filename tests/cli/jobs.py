@@ -79,7 +79,7 @@ NOT_A_FUNCTION = 5
 CLUSTER = ("--cluster", "1x(2cpu, 4GB)")
 
 
-class Place:
+class CommandFolder:
     """A folder to run in, with a home of its own."""
 
     def __init__(self, folder: Path, *, processes: bool = False) -> None:
@@ -103,7 +103,7 @@ class Place:
         return path
 
     def hurry(self) -> None:
-        """From now on `slowly` does not wait, and `held` continues."""
+        """Let `slowly` return without waiting, and `held` continue."""
         (self.folder / "fast").touch()
 
     def result(self, name: str = "out.jsonl") -> list[Any]:
@@ -119,12 +119,12 @@ class Place:
         return self._run(*arguments, cwd=cwd or self.folder, stdin=stdin, **home | variables)
 
     def run_process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """In a process of its own."""
+        """Run a command in a process of its own."""
         return run_process(*arguments, cwd=self.folder, DOVETAIL_HOME=str(self.home))
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[Started]:
-        """In a process of its own, which is gone at the end."""
+        """Start a command in a process of its own, which is killed at the end."""
         with Started(self, arguments) as found:
             yield found
 
@@ -137,7 +137,7 @@ class Place:
 
 
 class Started:
-    def __init__(self, place: Place, arguments: tuple[str, ...]) -> None:
+    def __init__(self, place: CommandFolder, arguments: tuple[str, ...]) -> None:
         self.place = place
         self._out = (place.folder / "stdout.txt").open("w+b")
         self._err = (place.folder / "stderr.txt").open("w+b")
@@ -187,16 +187,16 @@ class Started:
 
 
 def _finished(run: Path) -> bool:
-    """Whether its log tells of items that are done."""
+    """Whether its log reports finished items."""
     try:
         lines = (run / "events.jsonl").read_text(errors="replace").splitlines()
     except OSError:
         return False
     for line in lines:
         try:
-            told = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(told, dict) and told.get("k") == "unit" and told.get("taken_total"):
+        if isinstance(entry, dict) and entry.get("k") == "unit" and entry.get("taken_total"):
             return True
     return False

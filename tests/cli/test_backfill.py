@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli.jobs import CLUSTER, Place
+from cli.jobs import CLUSTER, CommandFolder
 from dovetail.cli.backfill import backfill
 from waiting import until
 
@@ -63,7 +63,7 @@ def length(text: pa.StringArray) -> pa.Int32Array:
 
 @dt.udf
 def no_seven(n: int) -> int:
-    if n == 7 and not Path("mended").exists():
+    if n == 7 and not Path("fixed").exists():
         raise ValueError(f"a seven: {n}")
     return n
 
@@ -117,7 +117,7 @@ NOT_A_FUNCTION = 5
 ROWS, PER_FRAGMENT = 40, 10
 
 
-class Tables(Place):
+class TableFolder(CommandFolder):
     """A folder with a table in it, and a module of functions."""
 
     def __init__(self, folder: Path) -> None:
@@ -150,8 +150,8 @@ class Tables(Place):
     def filled(self, *arguments: str, action: str = "run") -> dict[str, Any]:
         done = self.fill(*arguments, "--json", action=action)
         assert done.returncode == 0, done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
+        data: dict[str, Any] = json.loads(done.stdout)
+        return data
 
     def errors(self, column: str, *options: str) -> subprocess.CompletedProcess[str]:
         return self.fill(column, *options, action="errors")
@@ -173,14 +173,14 @@ class Tables(Place):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Tables:
-    return Tables(tmp_path / "my tables")
+def place(tmp_path: Path) -> TableFolder:
+    return TableFolder(tmp_path / "my tables")
 
 
 # --- filling
 
 
-def test_a_column_is_filled_and_the_same_again_does_nothing(place: Tables) -> None:
+def test_a_column_is_filled_and_the_same_again_does_nothing(place: TableFolder) -> None:
     done = place.fill("twice", "--udf", "functions:twice")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("twice: finished after ")
@@ -190,31 +190,31 @@ def test_a_column_is_filled_and_the_same_again_does_nothing(place: Tables) -> No
     assert (again.returncode, again.stdout) == (0, f"twice: nothing to do, {ROWS} rows are already filled\n")
 
 
-def test_several_columns_of_one_function_are_written_with_commas(place: Tables) -> None:
+def test_several_columns_of_one_function_are_written_with_commas(place: TableFolder) -> None:
     assert place.filled("letters,words", "--udf", "functions:size")["rows"] == ROWS
     assert place.values("letters")[:2] == [5, 5]
     assert place.values("words") == [2] * ROWS
     assert place.refused("letters,words,more", "--udf", "functions:size").count("DT446") == 1
 
 
-def test_plain_functions_and_functions_of_arrays_are_accepted(place: Tables) -> None:
+def test_plain_functions_and_functions_of_arrays_are_accepted(place: TableFolder) -> None:
     assert place.filled("big", "--udf", "functions:plain", "--slots", "1")["rows"] == ROWS
     assert place.values("big")[0] == "ROW 0"
     assert place.filled("long", "--udf", "functions:length", "--batch-size", "4")["rows"] == ROWS
     assert place.values("long") == [len(f"row {n}") for n in range(ROWS)]
 
 
-def test_fragments_by_number_and_by_id_and_the_rest_later(place: Tables) -> None:
-    told = place.filled("twice", "--udf", "functions:twice", "--fragments", "1", "--workers", "1")
-    assert (told["rows"], told["fragments"], told["workers"]) == (PER_FRAGMENT, 1, 1)
+def test_fragments_by_number_and_by_id_and_the_rest_later(place: TableFolder) -> None:
+    result = place.filled("twice", "--udf", "functions:twice", "--fragments", "1", "--workers", "1")
+    assert (result["rows"], result["fragments"], result["workers"]) == (PER_FRAGMENT, 1, 1)
     assert place.filled("twice", "--trust-table", "--fragments", "3,")["rows"] == PER_FRAGMENT
     assert [value is None for value in place.values("twice")] == [False] * 10 + [True] * 20 + [False] * 10
     assert place.filled("twice", "--trust-table", "--fragments", "1,3", "--workers", "1-2")["rows"] == PER_FRAGMENT
-    told = place.filled("twice", "--trust-table", "--workers", "auto", "--commit-every", "0")
-    assert (told["rows"], told["done_before"]) == (PER_FRAGMENT, 3 * PER_FRAGMENT)
+    result = place.filled("twice", "--trust-table", "--workers", "auto", "--commit-every", "0")
+    assert (result["rows"], result["done_before"]) == (PER_FRAGMENT, 3 * PER_FRAGMENT)
 
 
-def test_a_condition_leaves_other_rows_alone_and_recompute_computes_all_again(place: Tables) -> None:
+def test_a_condition_leaves_other_rows_alone_and_recompute_computes_all_again(place: TableFolder) -> None:
     place.filled("twice", "--udf", "functions:twice", "--where", "n < 5")
     assert place.values("twice") == [0, 2, 4, 6, 8] + [None] * (ROWS - 5)
     assert place.filled("twice", "--trust-table")["rows"] == ROWS
@@ -222,14 +222,14 @@ def test_a_condition_leaves_other_rows_alone_and_recompute_computes_all_again(pl
     assert place.filled("twice", "--trust-table")["rows"] == 0
 
 
-def test_option_names_of_geneva_are_accepted(place: Tables) -> None:
+def test_option_names_of_geneva_are_accepted(place: TableFolder) -> None:
     others = ("--concurrency", "1", "--intra-applier-concurrency", "1", "--num-frags", "2")
-    told = place.filled("twice", "--udf", "functions:twice", "--engine", "local", "--env-from", "HOME", *others)
-    assert (told["workers"], told["fragments"]) == (1, 2)
+    result = place.filled("twice", "--udf", "functions:twice", "--engine", "local", "--env-from", "HOME", *others)
+    assert (result["workers"], result["fragments"]) == (1, 2)
     assert "--concurrency" not in place.run("backfill", "run", "--help").stdout
 
 
-def test_more_workers_than_fit_are_reduced_with_a_note(place: Tables) -> None:
+def test_more_workers_than_fit_are_reduced_with_a_note(place: TableFolder) -> None:
     done = place.fill("twice", "--udf", "functions:twice", "--workers", "8", *CLUSTER)
     assert done.returncode == 0, done.stderr
     words = "running 2 of 8 workers: 8 need 8.0 CPUs, 2.0 available"
@@ -237,14 +237,14 @@ def test_more_workers_than_fit_are_reduced_with_a_note(place: Tables) -> None:
     assert words in done.stderr
 
 
-def test_a_table_may_be_named_by_an_address(place: Tables) -> None:
+def test_a_table_may_be_named_by_an_address(place: TableFolder) -> None:
     done = place.run("backfill", "run", f"file://{place.folder}/t.lance", "twice", "--udf", "functions:twice")
     assert done.returncode == 0, done.stderr
     assert place.values("twice")[-1] == 2 * (ROWS - 1)
 
 
 @pytest.mark.processes
-def test_storage_options_reach_the_table_and_the_workers(place: Tables, s3_server: str) -> None:
+def test_storage_options_reach_the_table_and_the_workers(place: TableFolder, s3_server: str) -> None:
     import lance
 
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "aws_region": "us-east-1"}
@@ -262,29 +262,29 @@ def test_storage_options_reach_the_table_and_the_workers(place: Tables, s3_serve
 # --- rows that fail
 
 
-def test_a_failed_row_ends_the_command_with_fixes_as_options(place: Tables) -> None:
-    said = place.refused("checked", "--udf", "functions:no_seven", code=1)
-    assert "error[DT435] column 'checked', row 7 (fragment 0, offset 7): ValueError: a seven: 7" in said
-    assert "--on-error skip" in said
-    assert "dovetail backfill errors t.lance checked" in said
-    assert "table." not in said
-    (place.folder / "mended").touch()
+def test_a_failed_row_ends_the_command_with_fixes_as_options(place: TableFolder) -> None:
+    error = place.refused("checked", "--udf", "functions:no_seven", code=1)
+    assert "error[DT435] column 'checked', row 7 (fragment 0, offset 7): ValueError: a seven: 7" in error
+    assert "--on-error skip" in error
+    assert "dovetail backfill errors t.lance checked" in error
+    assert "table." not in error
+    (place.folder / "fixed").touch()
     assert place.filled("checked", "--trust-table")["status"] == "finished"
     assert place.values("checked") == list(range(ROWS))
 
 
-def test_a_function_that_only_the_table_names_is_loaded_when_it_is_named_or_trusted(place: Tables) -> None:
+def test_a_function_that_only_the_table_names_is_loaded_when_it_is_named_or_trusted(place: TableFolder) -> None:
     place.filled("twice", "--udf", "functions:twice", "--fragments", "1")
     assert fixes(place.refused("twice", action="plan")) == ["--udf functions:twice"]
-    said = place.refused("twice")
-    assert "error[DT452]" in said
-    assert "the table names functions:twice as the function of column 'twice'" in said
-    named, trusted = (shlex.split(fix, comments=True) for fix in fixes(said))
+    error = place.refused("twice")
+    assert "error[DT452]" in error
+    assert "the table names functions:twice as the function of column 'twice'" in error
+    named, trusted = (shlex.split(fix, comments=True) for fix in fixes(error))
     assert place.filled("twice", *named, "--fragments", "1")["rows"] == PER_FRAGMENT
     assert place.filled("twice", *trusted)["rows"] == ROWS - 2 * PER_FRAGMENT
 
 
-def test_failed_rows_are_listed_and_retried(place: Tables) -> None:
+def test_failed_rows_are_listed_and_retried(place: TableFolder) -> None:
     done = place.fill("checked", "--udf", "functions:no_seven", "--on-error", "skip")
     assert done.returncode == 0, done.stderr
     assert ", 1 failed\n" in done.stdout
@@ -295,22 +295,22 @@ def test_failed_rows_are_listed_and_retried(place: Tables) -> None:
     (row,) = map(json.loads, place.errors("checked", "--json").stdout.splitlines())
     assert (row["row"], row["error"], row["message"]) == (7, "ValueError", "a seven: 7")
     assert "no_seven" in row["traceback"]
-    (place.folder / "mended").touch()
+    (place.folder / "fixed").touch()
     assert json.loads(place.typed(f"{retry_them} --json").stdout)["rows"] == 1
     assert place.values("checked") == list(range(ROWS))
     none = place.errors("checked")
     assert (none.returncode, none.stdout, none.stderr) == (0, "", "no failed rows\n")
 
 
-def test_a_row_that_fails_again_is_skipped_by_the_option_of_the_fix(place: Tables) -> None:
+def test_a_row_that_fails_again_is_skipped_by_the_option_of_the_fix(place: TableFolder) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
-    said = place.refused("checked", "--trust-table", action="retry", code=1)
-    option, explanation = fixes(said)[0].split("  ", 1)
+    error = place.refused("checked", "--trust-table", action="retry", code=1)
+    option, explanation = fixes(error)[0].split("  ", 1)
     assert explanation == "leaves such rows NULL; dovetail backfill errors t.lance checked lists them"
     assert place.filled("checked", "--trust-table", *option.split(), action="retry")["errors"] == 1
 
 
-def test_a_retry_with_changed_code_says_which_rows_the_earlier_code_computed(place: Tables) -> None:
+def test_a_retry_with_changed_code_says_which_rows_the_earlier_code_computed(place: TableFolder) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
     functions = place.folder / "functions.py"
     functions.write_text(functions.read_text().replace("if n == 7 and not", "if n == 70 and not"))
@@ -327,7 +327,7 @@ def test_a_retry_with_changed_code_says_which_rows_the_earlier_code_computed(pla
     assert f"\n  {ROWS} rows in " in done.stdout
 
 
-def test_a_backfill_is_named_by_table_and_column_and_counts_rows(place: Tables) -> None:
+def test_a_backfill_is_named_by_table_and_column_and_counts_rows(place: TableFolder) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
     (listed,) = json.loads(place.run("ls", "--json").stdout)
     assert (listed["name"], listed["items"], listed["unit"]) == ("t.checked", ROWS, "rows")
@@ -338,7 +338,7 @@ def test_a_backfill_is_named_by_table_and_column_and_counts_rows(place: Tables) 
     assert place.typed(command).stdout == "row 7 (fragment 0, offset 7): ValueError: a seven: 7\n"
 
 
-def test_status_and_errors_show_the_row_with_which_a_backfill_failed(place: Tables) -> None:
+def test_status_and_errors_show_the_row_with_which_a_backfill_failed(place: TableFolder) -> None:
     place.refused("checked", "--udf", "functions:no_seven", code=1)
     shown = place.run("status")
     assert "\n  column 'checked', row 7 (fragment 0, offset 7): ValueError: a seven: 7\n" in shown.stdout
@@ -349,9 +349,9 @@ def test_status_and_errors_show_the_row_with_which_a_backfill_failed(place: Tabl
     )
 
 
-def test_the_next_command_of_a_failed_backfill_resumes_it(place: Tables) -> None:
+def test_the_next_command_of_a_failed_backfill_resumes_it(place: TableFolder) -> None:
     place.refused("checked", "--udf", "functions:no_seven", code=1)
-    (place.folder / "mended").touch()
+    (place.folder / "fixed").touch()
     (fix, *_) = fixes(place.run("cancel").stderr)  # which is too late
     assert fix.startswith("dovetail backfill run ")
     assert place.typed(fix).returncode == 0
@@ -359,9 +359,9 @@ def test_the_next_command_of_a_failed_backfill_resumes_it(place: Tables) -> None
 
 
 @pytest.mark.parametrize(("option", "action"), [("--resume", "run"), ("--retry-errors", "retry")])
-def test_a_backfill_is_resumed_and_retried_by_its_own_commands(place: Tables, option: str, action: str) -> None:
+def test_a_backfill_is_resumed_and_retried_by_its_own_commands(place: TableFolder, option: str, action: str) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
-    (place.folder / "mended").touch()
+    (place.folder / "fixed").touch()
     with_file, done = (place.run("run", *file, option, "last") for file in (["p.yaml"], []))
     assert (with_file.returncode, with_file.stderr) == (2, done.stderr)
     assert "error[DT365]" in done.stderr
@@ -373,7 +373,7 @@ def test_a_backfill_is_resumed_and_retried_by_its_own_commands(place: Tables, op
     assert (place.values("checked")[7] == 7) == (action == "retry")
 
 
-def test_notes_that_are_printed_while_it_runs_are_commands(place: Tables) -> None:
+def test_notes_that_are_printed_while_it_runs_are_commands(place: TableFolder) -> None:
     import lance
 
     place.filled("twice", "--udf", "functions:twice")
@@ -383,37 +383,37 @@ def test_notes_that_are_printed_while_it_runs_are_commands(place: Tables) -> Non
     assert "where=" not in done.stderr + done.stdout
 
 
-def test_an_exception_type_that_click_handles_is_an_ordinary_error(place: Tables) -> None:
+def test_an_exception_type_that_click_handles_is_an_ordinary_error(place: TableFolder) -> None:
     assert "EOFError: no more" in place.refused("bad", "--udf", "functions:ends", code=1)
 
 
-def test_an_exception_type_is_retried(place: Tables) -> None:
-    told = place.filled("n2", "--udf", "functions:sometimes", "--retry", "ConnectionError", "--retry", "TimeoutError")
-    assert (told["rows"], told["errors"]) == (ROWS, 0)
+def test_an_exception_type_is_retried(place: TableFolder) -> None:
+    result = place.filled("n2", "--udf", "functions:sometimes", "--retry", "ConnectionError", "--retry", "TimeoutError")
+    assert (result["rows"], result["errors"]) == (ROWS, 0)
     assert (place.folder / "tried").exists()
 
 
 @pytest.mark.parametrize("most", ["0", "1%"])
-def test_more_errors_than_allowed_stop_it(place: Tables, most: str) -> None:
+def test_more_errors_than_allowed_stop_it(place: TableFolder, most: str) -> None:
     function = ("--udf", "functions:no_seven", "--on-error", "skip")
-    said = place.refused("checked", *function, "--max-errors", most, code=1)
-    assert "error[DT436]" in said
-    assert "a larger --max-errors" in said
+    error = place.refused("checked", *function, "--max-errors", most, code=1)
+    assert "error[DT436]" in error
+    assert "a larger --max-errors" in error
     assert place.filled("checked", "--trust-table", "--on-error", "skip", "--max-errors", "5%")["status"] == "finished"
 
 
 @pytest.mark.processes
-def test_a_row_that_exceeds_the_timeout_fails(place: Tables) -> None:
+def test_a_row_that_exceeds_the_timeout_fails(place: TableFolder) -> None:
     options = ("--timeout", "0.2s", "--on-error", "skip", "--workers", "1")
-    told = place.filled("n2", "--udf", "functions:hangs", *options)
-    assert told["errors"] == 1
+    result = place.filled("n2", "--udf", "functions:hangs", *options)
+    assert result["errors"] == 1
     assert "TimeoutError" in place.errors("n2").stdout
 
 
 # --- what is looked at, and removed
 
 
-def test_a_plan_starts_nothing_and_changes_nothing(place: Tables) -> None:
+def test_a_plan_starts_nothing_and_changes_nothing(place: TableFolder) -> None:
     done = place.fill("twice", "--udf", "functions:twice", "--workers", "4", *CLUSTER, action="plan")
     assert done.returncode == 0, done.stderr
     for words in (
@@ -423,12 +423,12 @@ def test_a_plan_starts_nothing_and_changes_nothing(place: Tables) -> None:
         "note: running 2 of 4 workers: 4 need 4.0 CPUs, 2.0 available",
     ):
         assert words in done.stdout
-    told = place.filled("twice", "--udf", "functions:twice", "--no-sample", action="plan")
-    assert (told["rows"], told["seconds"], told["rate"]) == (ROWS, None, None)
+    plan = place.filled("twice", "--udf", "functions:twice", "--no-sample", action="plan")
+    assert (plan["rows"], plan["seconds"], plan["rate"]) == (ROWS, None, None)
     assert place.columns() == ["n", "text"]
 
 
-def test_the_history_of_one_column_and_of_all(place: Tables) -> None:
+def test_the_history_of_one_column_and_of_all(place: TableFolder) -> None:
     empty = place.history()
     assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "no backfills\n")
     place.filled("a", "--udf", "functions:twice")
@@ -439,7 +439,7 @@ def test_the_history_of_one_column_and_of_all(place: Tables) -> None:
     assert "ValueError: a seven: 7" in line
 
 
-def test_a_column_is_dropped_with_all_that_is_kept_of_it(place: Tables) -> None:
+def test_a_column_is_dropped_with_all_that_is_kept_of_it(place: TableFolder) -> None:
     place.filled("twice", "--udf", "functions:twice")
     done = place.fill("twice", action="drop")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -451,13 +451,13 @@ def test_a_column_is_dropped_with_all_that_is_kept_of_it(place: Tables) -> None:
     assert "DT447" in place.refused("twice")
 
 
-def test_a_column_that_dovetail_did_not_create_is_dropped_only_by_force(place: Tables) -> None:
+def test_a_column_that_dovetail_did_not_create_is_dropped_only_by_force(place: TableFolder) -> None:
     place.filled("text", "--udf", "functions:plain_of_n", "--where", "n < 3")  # filling it does not make it ours
-    said = place.refused("text", action="drop")
-    assert "error[DT450]" in said
-    assert "column 'text' was not created by Dovetail" in said
-    assert f"it has {ROWS} rows of type string" in said
-    (fix,) = fixes(said)
+    error = place.refused("text", action="drop")
+    assert "error[DT450]" in error
+    assert "column 'text' was not created by Dovetail" in error
+    assert f"it has {ROWS} rows of type string" in error
+    (fix,) = fixes(error)
     assert "text" in place.typed(fix).stdout  # lists the columns that Dovetail filled
     assert place.columns() == ["n", "text"]
     done = place.fill("text", "--force", action="drop")
@@ -466,8 +466,8 @@ def test_a_column_that_dovetail_did_not_create_is_dropped_only_by_force(place: T
     assert place.columns() == ["n"]
 
 
-def fixes(said: str) -> list[str]:
-    return [line.removeprefix("  fix  ") for line in said.splitlines() if line.startswith("  fix  ")]
+def fixes(text: str) -> list[str]:
+    return [line.removeprefix("  fix  ") for line in text.splitlines() if line.startswith("  fix  ")]
 
 
 # --- what is wrong
@@ -498,20 +498,20 @@ def fixes(said: str) -> list[str]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_clear_error(place: Tables, arguments: list[str], words: list[str]) -> None:
+def test_bad_input_is_one_clear_error(place: TableFolder, arguments: list[str], words: list[str]) -> None:
     action, *words_after = arguments
-    said = place.refused(*words_after, action=action)
-    assert [one for one in words if one not in said] == []
-    assert "table." not in said.replace("/t.lance", "")
+    error = place.refused(*words_after, action=action)
+    assert [one for one in words if one not in error] == []
+    assert "table." not in error.replace("/t.lance", "")
     assert place.columns() == ["n", "text"]
 
 
-def test_all_problems_of_options_are_reported_at_once(place: Tables) -> None:
+def test_all_problems_of_options_are_reported_at_once(place: TableFolder) -> None:
     wrong = "--workers many --fragments x --max-errors lots --timeout soon --commit-every never --on-error ignore"
-    said = place.refused("a", "--udf", "functions:twice", *shlex.split(wrong), "--batch-size", "0", "--slots", "x")
+    error = place.refused("a", "--udf", "functions:twice", *shlex.split(wrong), "--batch-size", "0", "--slots", "x")
     options = ("workers", "fragments", "max-errors", "timeout", "commit-every", "on-error", "batch-size", "slots")
-    assert [name for name in options if f"]  --{name} " not in said.replace("] ", "]  ")] == []
-    assert said.count("error[DT") == len(options)
+    assert [name for name in options if f"]  --{name} " not in error.replace("] ", "]  ")] == []
+    assert error.count("error[DT") == len(options)
     assert "--workers 4-2 " in place.refused("a", "--udf", "functions:twice", "--workers", "4-2")
 
 
@@ -532,7 +532,7 @@ WRONG_VALUES = """
 
 
 @pytest.mark.parametrize("wrong", WRONG_VALUES.strip().splitlines())
-def test_the_fix_of_a_wrong_value_can_be_typed_instead(place: Tables, wrong: str) -> None:
+def test_the_fix_of_a_wrong_value_can_be_typed_instead(place: TableFolder, wrong: str) -> None:
     command = ("a", "--udf", "functions:twice", "--no-sample")
     shown = fixes(place.refused(*command, *shlex.split(wrong), action="plan"))
     assert shown
@@ -543,7 +543,7 @@ def test_the_fix_of_a_wrong_value_can_be_typed_instead(place: Tables, wrong: str
         assert done.returncode == 0, f"{fix}: {done.stderr}"
 
 
-def test_the_input_columns_of_the_fix_can_be_given_to_the_function(place: Tables) -> None:
+def test_the_input_columns_of_the_fix_can_be_given_to_the_function(place: TableFolder) -> None:
     module = place.folder / "misnamed.py"
     module.write_text("import dovetail as dt\n\n@dt.udf\ndef size(txet: str) -> int:\n    return len(txet)\n")
     command = ("a", "--udf", "misnamed:size")
@@ -552,23 +552,23 @@ def test_the_input_columns_of_the_fix_can_be_given_to_the_function(place: Tables
     assert place.values("a")[:2] == [5, 5]
 
 
-def test_a_resource_of_the_fix_can_be_given_to_the_function(place: Tables) -> None:
+def test_a_resource_of_the_fix_can_be_given_to_the_function(place: TableFolder) -> None:
     fix = fixes(place.refused("a", "--udf", "functions:huge", *CLUSTER, code=3))[0]
     functions = place.folder / "functions.py"
     functions.write_text(functions.read_text().replace("@dt.udf(cpus=64)", fix))
     assert place.fill("a", "--udf", "functions:huge", *CLUSTER).returncode == 0
 
 
-def test_the_commands_of_the_error_about_too_many_errors_work(place: Tables) -> None:
-    said = place.refused("checked", "--udf", "functions:no_seven", "--on-error", "skip", "--max-errors", "0", code=1)
-    show, retry = re.findall(r"(dovetail backfill .+?) (?:shows why|computes them again)", fixes(said)[0])
+def test_the_commands_of_the_error_about_too_many_errors_work(place: TableFolder) -> None:
+    error = place.refused("checked", "--udf", "functions:no_seven", "--on-error", "skip", "--max-errors", "0", code=1)
+    show, retry = re.findall(r"(dovetail backfill .+?) (?:shows why|computes them again)", fixes(error)[0])
     assert "a seven: 7" in place.typed(show).stdout
-    (place.folder / "mended").touch()
+    (place.folder / "fixed").touch()
     assert place.typed(retry).returncode == 0
     assert place.values("checked")[7] in (7, None)  # None: its fragment is not finished, and a note says so
 
 
-def test_the_type_of_the_fix_can_be_given_to_the_function(place: Tables) -> None:
+def test_the_type_of_the_fix_can_be_given_to_the_function(place: TableFolder) -> None:
     module = place.folder / "numbers_of.py"
     module.write_text("import dovetail as dt\n\n@dt.udf\ndef size(text: str) -> float:\n    return len(text)\n")
     command = ("n", "--udf", "numbers_of:size", "--where", "n < 3")
@@ -578,9 +578,9 @@ def test_the_type_of_the_fix_can_be_given_to_the_function(place: Tables) -> None
     assert place.values("n")[:4] == [5, 5, 5, 3]
 
 
-def test_no_mistake_hides_another(place: Tables) -> None:
+def test_no_mistake_hides_another(place: TableFolder) -> None:
     wrong = "--udf nowhere:x --engine loca --storage-option region --retry '' --workers 0 --share x --env-from 1X"
-    said = place.refused("a", *shlex.split(wrong), "--where", "")
+    error = place.refused("a", *shlex.split(wrong), "--where", "")
     for words in (
         "no module named 'nowhere'",
         "unknown engine 'loca' (did you mean 'local'?)\n  fix  --engine local\n",
@@ -591,9 +591,9 @@ def test_no_mistake_hides_another(place: Tables) -> None:
         "--env-from 1X is not a variable name\n  fix  --env-from HF_TOKEN\n",
         "--where '' is not an SQL condition",
     ):
-        assert words in said
-    assert said.count("error[DT") == 8
-    assert "dt." not in said
+        assert words in error
+    assert error.count("error[DT") == 8
+    assert "dt." not in error
 
 
 @pytest.mark.parametrize(
@@ -628,7 +628,7 @@ def test_no_mistake_hides_another(place: Tables) -> None:
     ],
     ids=lambda value: " ".join(value),
 )
-def test_fixes_can_be_typed(place: Tables, arguments: list[str], expected: list[str]) -> None:
+def test_fixes_can_be_typed(place: TableFolder, arguments: list[str], expected: list[str]) -> None:
     action, *rest = arguments
     shown = fixes(place.refused(*rest, action=action))
     assert shown == expected
@@ -641,21 +641,21 @@ def test_fixes_can_be_typed(place: Tables, arguments: list[str], expected: list[
             assert place.fill(*before, *words, action=action).returncode == 0
 
 
-def test_a_module_that_exits_or_prints_does_no_harm(place: Tables) -> None:
+def test_a_module_that_exits_or_prints_does_no_harm(place: TableFolder) -> None:
     (place.folder / "exits.py").write_text("import sys\nsys.exit(4)\n")
     assert "exits:f: cannot import its module: SystemExit: 4" in place.refused("a", "--udf", "exits:f")
     (place.folder / "prints.py").write_text("print('hello')\ndef f(n: int) -> int:\n    return n\n")
-    told = place.filled(
+    result = place.filled(
         *("a", "--udf", "prints:f", "--no-sample", "--timeout", "5", "--max-errors", "100%"), action="plan"
     )
-    assert told["rows"] == ROWS
+    assert result["rows"] == ROWS
 
 
-def test_a_float_is_not_truncated_for_an_integer_column(place: Tables) -> None:
+def test_a_float_is_not_truncated_for_an_integer_column(place: TableFolder) -> None:
     (place.folder / "halves.py").write_text("def half(n: int) -> int:\n    return n / 2\n")
-    said = place.refused("a", "--udf", "halves:half", code=1)
-    assert re.search(r"offset 1\): ValueError: returned \d+\.5, a float, which does not fit int64", said)
-    assert "Traceback" not in said
+    error = place.refused("a", "--udf", "halves:half", code=1)
+    assert re.search(r"offset 1\): ValueError: returned \d+\.5, a float, which does not fit int64", error)
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(
@@ -665,22 +665,22 @@ def test_a_float_is_not_truncated_for_an_integer_column(place: Tables) -> None:
         ("--engine ray --cluster 1x(2cpu,4GB)", "--cluster and --engine ray cannot be combined"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_clear_error(place: Tables, arguments: str, words: str) -> None:
-    said = place.refused("a", *arguments.split())
-    assert words in said
-    assert said.count("error[DT367]") == 1
+def test_options_that_do_not_go_together_are_one_clear_error(place: TableFolder, arguments: str, words: str) -> None:
+    error = place.refused("a", *arguments.split())
+    assert words in error
+    assert error.count("error[DT367]") == 1
 
 
 @pytest.mark.parametrize(
     ("action", "option"),
     [("errors", "--workers"), ("retry", "--recompute"), ("retry", "--num-frags"), ("run", "--no-sample")],
 )
-def test_an_option_of_another_command_is_refused(place: Tables, action: str, option: str) -> None:
-    said = place.refused("a", option, action=action)
-    assert re.search(rf"No such option:? '?{option}", said)  # as click 8.1 and later versions write it
+def test_an_option_of_another_command_is_refused(place: TableFolder, action: str, option: str) -> None:
+    error = place.refused("a", option, action=action)
+    assert re.search(rf"No such option:? '?{option}", error)  # as click 8.1 and later versions write it
 
 
-def test_the_help_of_every_command_has_an_example(place: Tables) -> None:
+def test_the_help_of_every_command_has_an_example(place: TableFolder) -> None:
     assert list(backfill.commands) == ["run", "plan", "errors", "retry", "history", "drop"]
     for name in backfill.commands:
         shown = place.run("backfill", name, "--help").stdout
@@ -708,24 +708,24 @@ def test_the_help_of_every_command_has_an_example(place: Tables) -> None:
     ],
 )
 def test_a_command_of_version_0_1_is_refused_with_the_command_that_replaces_it(
-    place: Tables, earlier: str, now: str
+    place: TableFolder, earlier: str, now: str
 ) -> None:
     place.filled("checked", "--udf", "functions:no_seven", "--on-error", "skip")
-    (place.folder / "mended").touch()
+    (place.folder / "fixed").touch()
     done = place.typed(f"dovetail backfill {earlier}")
     assert (done.returncode, done.stdout) == (2, "")
     assert fixes(done.stderr) == [f"dovetail backfill {now}"]
     assert place.typed(fixes(done.stderr)[0]).returncode == 0
 
 
-def test_a_misspelt_command_is_not_taken_for_a_table(place: Tables) -> None:
+def test_a_misspelt_command_is_not_taken_for_a_table(place: TableFolder) -> None:
     done = place.run("backfill", "rn", "t.lance", "a")
     assert done.returncode == 2
     assert "did you mean 'run'?" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["nowhere.lance", "functions.py", "home"])
-def test_a_path_that_is_not_a_table_is_reported(place: Tables, name: str) -> None:
+def test_a_path_that_is_not_a_table_is_reported(place: TableFolder, name: str) -> None:
     place.home.mkdir()
     done = place.run("backfill", "run", name, "a", "--udf", "functions:twice")
     assert (done.returncode, done.stdout) == (2, "")
@@ -733,10 +733,10 @@ def test_a_path_that_is_not_a_table_is_reported(place: Tables, name: str) -> Non
     assert str(place.folder / name) in done.stderr
 
 
-def test_a_function_that_fits_on_no_node_is_refused_with_a_parameter_that_fits(place: Tables) -> None:
-    said = place.refused("a", "--udf", "functions:huge", *CLUSTER, code=3)
-    assert "stage 'huge' (64 CPUs) fits on 0 of 1 nodes" in said
-    assert "fix  @dt.udf(cpus=2)\n" in said
+def test_a_function_that_fits_on_no_node_is_refused_with_a_parameter_that_fits(place: TableFolder) -> None:
+    error = place.refused("a", "--udf", "functions:huge", *CLUSTER, code=3)
+    assert "stage 'huge' (64 CPUs) fits on 0 of 1 nodes" in error
+    assert "fix  @dt.udf(cpus=2)\n" in error
     assert place.refused("a", "--udf", "functions:huge", *CLUSTER, code=3, action="plan").count("error[DT") == 1
     assert place.columns() == ["n", "text"]
 
@@ -744,7 +744,7 @@ def test_a_function_that_fits_on_no_node_is_refused_with_a_parameter_that_fits(p
 # --- stopping it, and two at once
 
 
-def going(place: Tables, started: Any) -> None:
+def going(place: TableFolder, started: Any) -> None:
     versions: list[Path] = []
 
     def some() -> bool:
@@ -762,7 +762,7 @@ TERM = pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), TERM], ids=["int", "term"])
-def test_a_signal_drains_and_the_same_command_resumes(place: Tables, number: int, code: int) -> None:
+def test_a_signal_drains_and_the_same_command_resumes(place: TableFolder, number: int, code: int) -> None:
     place.make(3000, 100)
     command = ("backfill", "run", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
     with place.started(*command) as started:
@@ -774,15 +774,15 @@ def test_a_signal_drains_and_the_same_command_resumes(place: Tables, number: int
         assert "Traceback" not in started.err
         assert "n2: drained after " in started.out
     place.hurry()
-    told = place.filled(*command[3:])
-    assert told["status"] == "finished"
-    assert 0 < told["rows"] < 3000
-    assert told["rows"] + told["kept"] + told["done_before"] == 3000
+    result = place.filled(*command[3:])
+    assert result["status"] == "finished"
+    assert 0 < result["rows"] < 3000
+    assert result["rows"] + result["kept"] + result["done_before"] == 3000
     assert place.values("n2") == list(range(3000))
 
 
 @pytest.mark.long
-def test_a_second_signal_stops_at_once_and_finished_work_is_kept(place: Tables) -> None:
+def test_a_second_signal_stops_at_once_and_finished_work_is_kept(place: TableFolder) -> None:
     place.make(3000, 100)
     command = ("backfill", "run", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
     with place.started(*command) as started:
@@ -798,15 +798,15 @@ def test_a_second_signal_stops_at_once_and_finished_work_is_kept(place: Tables) 
     assert place.filled(*command[3:], "--fragments", "1")["fragments"] == 1
 
 
-def test_with_no_wait_a_column_that_another_process_fills_is_refused(place: Tables) -> None:
+def test_with_no_wait_a_column_that_another_process_fills_is_refused(place: TableFolder) -> None:
     place.make(3000, 100)
     command = ("backfill", "run", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
     with place.started(*command) as started:
         going(place, started)
-        said = place.refused(*command[3:], "--no-wait", code=1)
-        assert "error[DT434]" in said
-        assert f"pid {started.process.pid}" in said
-        assert "omit --no-wait" in said
+        error = place.refused(*command[3:], "--no-wait", code=1)
+        assert "error[DT434]" in error
+        assert f"pid {started.process.pid}" in error
+        assert "omit --no-wait" in error
         place.hurry()
         started.process.send_signal(signal.SIGINT)
         started.ended()

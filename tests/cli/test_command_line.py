@@ -281,7 +281,7 @@ def test_every_listed_command_loads_and_its_one_line_help_is_its_own() -> None:
 
 
 def test_every_command_imports_what_it_needs(tmp_path: Path) -> None:
-    """In a new process: in this one, another test may have imported it."""
+    """Runs in a new process: in this one, another test may have imported a module."""
     (tmp_path / "rows.jsonl").write_text('{"text": "some words"}\n')
     (tmp_path / "r.yaml").write_text("dataset_path: rows.jsonl\nprocess: [text_length_filter]\n")
     cluster = ["--cluster", "1x(32cpu, 128GB, 2xL40S:48GB)"]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.jobs import CLUSTER, Place
-from runtime.aids import marked
+from cli.jobs import CLUSTER, CommandFolder
+from runtime.aids import marked_pids
 from waiting import until
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ COUNT = 4_000
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> CommandFolder:
     """A run of more than half a minute, so that it is still running when the test stops it."""
-    made = Place(tmp_path / "a job")
+    made = CommandFolder(tmp_path / "a job")
     made.rows("in.jsonl", COUNT)
     made.file("source: in.jsonl\nsink: out.jsonl", "slowly")
     return made
 
 
-def resumed_to_the_end(place: Place, run: Path) -> None:
+def resumed_to_the_end(place: CommandFolder, run: Path) -> None:
     assert not (place.folder / "out.jsonl").exists()
     place.hurry()
     done = place.run("run", "--resume", run.name)
@@ -45,7 +45,7 @@ def resumed_to_the_end(place: Place, run: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")], ids=["int", "term"]
 )
-def test_a_signal_drains_and_the_run_can_be_resumed(place: Place, number: int, code: int, word: str) -> None:
+def test_a_signal_drains_and_the_run_can_be_resumed(place: CommandFolder, number: int, code: int, word: str) -> None:
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
         started.process.send_signal(number)
@@ -57,7 +57,7 @@ def test_a_signal_drains_and_the_run_can_be_resumed(place: Place, number: int, c
     resumed_to_the_end(place, run)
 
 
-def test_a_second_signal_stops_now(place: Place) -> None:
+def test_a_second_signal_stops_now(place: CommandFolder) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "held")  # which never finishes its work in flight
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
@@ -66,13 +66,13 @@ def test_a_second_signal_stops_now(place: Place) -> None:
         started.process.send_signal(signal.SIGINT)
         assert started.ended() == 130, started.err
         assert "Traceback" not in started.err
-    until(lambda: not marked(str(place.folder)), "no process is left")
+    until(lambda: not marked_pids(str(place.folder)), "no process is left")
     assert place.status() == "cancelled"
     assert not (run / "control.sock").exists()
     assert not (place.folder / "out.jsonl").exists()
 
 
-def test_ctrl_c_before_it_begins_leaves_nothing(place: Place) -> None:
+def test_ctrl_c_before_it_begins_leaves_nothing(place: CommandFolder) -> None:
     (place.folder / "late.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
     place.file("source: {run: 'late:rows'}\nsink: out.jsonl", "slowly")
     with place.started("run", "p.yaml", *CLUSTER) as started:
@@ -84,13 +84,13 @@ def test_ctrl_c_before_it_begins_leaves_nothing(place: Place) -> None:
     assert place.runs() == []
 
 
-def test_a_run_is_drained_from_another_process(place: Place) -> None:
+def test_a_run_is_drained_from_another_process(place: CommandFolder) -> None:
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
-        told = place.run("drain", "last", "--wait")
-        assert (told.returncode, told.stdout) == (0, ""), told.stderr
-        assert f"dovetail run --resume {run.name}" in told.stderr
-        assert "is drained" in told.stderr
+        result = place.run("drain", "last", "--wait")
+        assert (result.returncode, result.stdout) == (0, ""), result.stderr
+        assert f"dovetail run --resume {run.name}" in result.stderr
+        assert "is drained" in result.stderr
         assert started.ended() == 130, started.err
     header = json.loads((run / "run.json").read_text())
     assert header["status"] == "drained"
@@ -100,31 +100,31 @@ def test_a_run_is_drained_from_another_process(place: Place) -> None:
     resumed_to_the_end(place, run)
 
 
-def test_a_run_is_cancelled_from_another_process(place: Place) -> None:
+def test_a_run_is_cancelled_from_another_process(place: CommandFolder) -> None:
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
-        told = place.run("cancel", str(run))
-        assert told.returncode == 0, told.stderr
-        assert f"sent cancel to run {run.name}" in told.stderr
+        result = place.run("cancel", str(run))
+        assert result.returncode == 0, result.stderr
+        assert f"sent cancel to run {run.name}" in result.stderr
         assert started.ended() == 130, started.err
     assert place.status() == "cancelled"
     resumed_to_the_end(place, run)
 
 
-def test_a_killed_run_is_lost_and_can_be_resumed(place: Place) -> None:
+def test_a_killed_run_is_lost_and_can_be_resumed(place: CommandFolder) -> None:
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
         started.process.kill()
         assert started.ended() == -signal.SIGKILL
-    told = place.run("cancel", "last")
-    assert told.returncode == 2
-    assert "lost: its process exited" in told.stderr
-    assert f"dovetail run --resume {run.name}" in told.stderr
+    result = place.run("cancel", "last")
+    assert result.returncode == 2
+    assert "lost: its process exited" in result.stderr
+    assert f"dovetail run --resume {run.name}" in result.stderr
     assert f"dovetail run --resume {run.name}" in place.run("status", "last").stderr
     resumed_to_the_end(place, run)
 
 
-def test_a_run_resumes_from_any_folder_with_its_original_options(place: Place, tmp_path: Path) -> None:
+def test_a_run_resumes_from_any_folder_with_its_original_options(place: CommandFolder, tmp_path: Path) -> None:
     (place.folder / "sub").mkdir()
     place.file("name: mine", "slowly")
     typed = ("--source", "in.jsonl", "--set", "sink.path=sub/out.jsonl", "--set", "sink.ordered=true")
@@ -142,7 +142,7 @@ def test_a_run_resumes_from_any_folder_with_its_original_options(place: Place, t
     assert "is already finished" in again.stderr
 
 
-def test_a_reader_that_does_not_read_does_not_block_the_second_ctrl_c(place: Place) -> None:
+def test_a_reader_that_does_not_read_does_not_block_the_second_ctrl_c(place: CommandFolder) -> None:
     place.rows("in.jsonl", 200_000)
     place.file("source: in.jsonl", "double")
     talk = place.folder / "err.txt"
@@ -168,7 +168,7 @@ def test_a_reader_that_does_not_read_does_not_block_the_second_ctrl_c(place: Pla
         assert process.wait(60) == 130
 
 
-def test_no_wait_reports_the_runs_that_hold_the_resources(place: Place) -> None:
+def test_no_wait_reports_the_runs_that_hold_the_resources(place: CommandFolder) -> None:
     place.rows("in.jsonl", 20_000)
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
@@ -180,7 +180,7 @@ def test_no_wait_reports_the_runs_that_hold_the_resources(place: Place) -> None:
 
 
 @pytest.mark.parametrize("command", ["drain", "cancel"])
-def test_an_unknown_run_is_an_error(place: Place, command: str) -> None:
+def test_an_unknown_run_is_an_error(place: CommandFolder, command: str) -> None:
     done = place.run(command, "nothing")
     assert done.returncode == 2
     assert "DT301" in done.stderr

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from cli.jobs import CLUSTER, Place
+from cli.jobs import CLUSTER, CommandFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,19 +17,19 @@ pytestmark = pytest.mark.time_limit
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "job")
+def place(tmp_path: Path) -> CommandFolder:
+    return CommandFolder(tmp_path / "job")
 
 
 @pytest.fixture
-def skipping(place: Place) -> Place:
+def skipping(place: CommandFolder) -> CommandFolder:
     """A run that skipped the rows 7 and 17, which are lines 8 and 18."""
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 0
     return place
 
 
-def test_a_failed_run_names_the_row_and_shows_it(place: Place) -> None:
+def test_a_failed_run_names_the_row_and_shows_it(place: CommandFolder) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 1
@@ -87,7 +87,7 @@ def test_a_function_that_expects_one_item_gets_a_hint(function: Any, batch_size:
     assert any("decorate it with @dt.each" in line for line in failed.value.problems[0].evidence)
 
 
-def test_errors_are_grouped_with_counts_and_places(skipping: Place) -> None:
+def test_errors_are_grouped_with_counts_and_places(skipping: CommandFolder) -> None:
     shown = skipping.run("errors", "last")
     where = f"{skipping.folder}/in.jsonl"
     assert shown.stdout == (
@@ -97,7 +97,7 @@ def test_errors_are_grouped_with_counts_and_places(skipping: Place) -> None:
     assert "  | ValueError: a seven: 7\n" in skipping.run("errors", "--traceback").stdout
 
 
-def test_errors_are_filtered_and_printed_as_json(skipping: Place) -> None:
+def test_errors_are_filtered_and_printed_as_json(skipping: CommandFolder) -> None:
     rows = [json.loads(line) for line in skipping.run("errors", "--json").stdout.splitlines()]
     assert [(row["stage"], row["error"], row["item"], row["ended_run"]) for row in rows] == [
         ("no_sevens", "ValueError", '{"n": 7}', False),
@@ -113,7 +113,7 @@ def test_errors_are_filtered_and_printed_as_json(skipping: Place) -> None:
     assert "stages with failures: no_sevens (did you mean 'no_sevens'?)" in misspelt.stderr
 
 
-def test_an_item_that_ended_an_earlier_attempt_is_shown_once_or_not_at_all(place: Place) -> None:
+def test_an_item_that_ended_an_earlier_attempt_is_shown_once_or_not_at_all(place: CommandFolder) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 1
     assert "ended the run" in place.run("errors").stdout
@@ -123,14 +123,14 @@ def test_an_item_that_ended_an_earlier_attempt_is_shown_once_or_not_at_all(place
     assert shown.count("in.jsonl:8 ") == 1
 
 
-def test_a_run_without_failed_items_says_so(place: Place) -> None:
+def test_a_run_without_failed_items_says_so(place: CommandFolder) -> None:
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 0
     shown = place.run("errors")
     assert (shown.returncode, shown.stdout) == (0, "")
     assert "no failed items in run" in shown.stderr
 
 
-def test_control_characters_of_an_item_do_not_reach_the_terminal(place: Place) -> None:
+def test_control_characters_of_an_item_do_not_reach_the_terminal(place: CommandFolder) -> None:
     (place.folder / "in.jsonl").write_text(json.dumps({"n": 7, "text": "\x1b]0;owned\x07"}) + "\n")
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 0
@@ -139,7 +139,7 @@ def test_control_characters_of_an_item_do_not_reach_the_terminal(place: Place) -
 
 def test_failed_rows_of_a_backfill_are_shown_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pa, lance = pytest.importorskip("pyarrow"), pytest.importorskip("lance")
-    place = Place(tmp_path / "job")
+    place = CommandFolder(tmp_path / "job")
     lance.write_dataset(pa.table({"n": list(range(10))}), str(place.folder / "t.lance"))
     (place.folder / "functions.py").write_text(
         "def half(n: int) -> int:\n    if n == 7:\n        raise ValueError('a seven')\n    return n // 2\n"

@@ -123,8 +123,8 @@ def test_existing_files_are_never_overwritten(tmp_path: Path, kind: str) -> None
 
 
 def test_the_project_as_json(tmp_path: Path) -> None:
-    told = json.loads(init(tmp_path, "recipe", ".", "--json").stdout)
-    assert told == {"folder": ".", "files": list(project_files("recipe")), "next": "dovetail run recipe.yaml"}
+    data = json.loads(init(tmp_path, "recipe", ".", "--json").stdout)
+    assert data == {"folder": ".", "files": list(project_files("recipe")), "next": "dovetail run recipe.yaml"}
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class SharedStore(MemoryStore):
         pass
 
 
-class Place:
+class QueueFolder:
     """A folder with tasks.py, and a queue."""
 
     def __init__(self, folder: Path, store: Store) -> None:
@@ -73,8 +73,8 @@ class Place:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def said(self, *words: str) -> str:
-        """What a command that succeeds prints to stderr."""
+    def stderr_of(self, *words: str) -> str:
+        """Run a command that succeeds; returns its stderr."""
         done = self.run(*words)
         assert done.returncode == 0, done.stderr
         return done.stderr
@@ -107,17 +107,17 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QueueFolder:
     store = SharedStore()
     for module in ("queue", "stores.store_url"):
         monkeypatch.setattr(f"dovetail.jobs.{module}.open_store", lambda _url: store)
-    return Place(tmp_path, store)
+    return QueueFolder(tmp_path, store)
 
 
 # --- submit
 
 
-def test_a_job_is_submitted_with_arguments_and_the_defaults_of_its_function(place: Place) -> None:
+def test_a_job_is_submitted_with_arguments_and_the_defaults_of_its_function(place: QueueFolder) -> None:
     job = place.record(place.submit("tasks:train", "rate=0.5", "name='7'", "epochs=2"))
     assert json.loads(job.spec.payload) == [[], {"rate": 0.5, "name": "7", "epochs": 2}]
     assert job.spec.retries == Retries(1, 1, 1, 1)
@@ -129,7 +129,7 @@ def test_a_job_is_submitted_with_arguments_and_the_defaults_of_its_function(plac
     assert place.run("submit", "tasks:train", "--args", "-", stdin="[0.4]").returncode == 0
 
 
-def test_options_of_a_job_are_options_of_the_command(place: Place) -> None:
+def test_options_of_a_job_are_options_of_the_command(place: QueueFolder) -> None:
     first = place.submit("tasks:train")
     words = ["--queue", "gpu", "--priority", "high", "--timeout", "90s", "--retries", "0", "--isolation", "process"]
     words += ["--key", "k", "--after", first[4:], "--delay", "1m", "--resources", "gpus=0.5, cpus=2"]
@@ -143,18 +143,20 @@ def test_options_of_a_job_are_options_of_the_command(place: Place) -> None:
     assert json.loads(again.stdout) == {"id": place.store.id_of_key("k"), "created": False}
 
 
-def test_a_schedule_is_submitted_listed_and_removed(place: Place) -> None:
+def test_a_schedule_is_submitted_listed_and_removed(place: QueueFolder) -> None:
     words = ("--cron", "0 3 * * *", "--timezone", "Europe/Berlin", "--key", "nightly")
     assert place.submit("tasks:train", "epochs=1", *words) == "nightly"
     assert "nightly   0 3 * * *  Europe/Berlin  tasks:train  default  in " in place.ok("schedules")
     [listed] = json.loads(place.ok("schedules", "--json"))
     assert (listed["schedule"], listed["timezone"]) == ("nightly", "Europe/Berlin")
     assert "did you mean 'nightly'?" in place.fails("schedules", "--remove", "nihgtly")
-    assert "removed nightly" in place.said("schedules", "--remove", "nightly")
-    assert place.said("schedules") == "no schedules\n"
+    assert "removed nightly" in place.stderr_of("schedules", "--remove", "nightly")
+    assert place.stderr_of("schedules") == "no schedules\n"
 
 
-def test_the_result_is_waited_for_and_an_error_is_exit_code_1(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_is_waited_for_and_an_error_is_exit_code_1(
+    place: QueueFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outcomes: list[tuple[Outcome, dict[str, Any]]] = [
         (Outcome.SUCCEEDED, {"result": b"0.5", "encoding": "json"}),
         (Outcome.ERROR, {"final": True, "error": "ValueError: no"}),
@@ -175,15 +177,15 @@ def test_the_result_is_waited_for_and_an_error_is_exit_code_1(place: Place, monk
     assert re.search(r"fix  dovetail jobs logs \w+\n  fix  dovetail jobs requeue \w+", failed)
 
 
-def test_a_job_that_no_worker_serves_comes_with_the_command_that_starts_one(place: Place) -> None:
-    said = place.said("submit", "tasks:train", "--queue", "gpu")
-    assert "note: start one: dovetail worker --app tasks --queues gpu\nnote: the queue is memory:\n" in said
+def test_a_job_that_no_worker_serves_comes_with_the_command_that_starts_one(place: QueueFolder) -> None:
+    notes = place.stderr_of("submit", "tasks:train", "--queue", "gpu")
+    assert "note: start one: dovetail worker --app tasks --queues gpu\nnote: the queue is memory:\n" in notes
     error = place.fails("submit", "tasks:train", "--wait", "--wait-timeout", "0.01s", code=1)
     assert "note: start one: dovetail worker --app tasks\n" in error
     assert "fix  omit --wait-timeout" in error
     assert re.search(r"fix  dovetail jobs show \w+", error)
     place.add_worker()
-    assert "start one" not in place.said("submit", "tasks:infer", "x=1")
+    assert "start one" not in place.stderr_of("submit", "tasks:infer", "x=1")
 
 
 @pytest.mark.parametrize(
@@ -214,14 +216,14 @@ def test_a_job_that_no_worker_serves_comes_with_the_command_that_starts_one(plac
     ],
 )
 def test_a_wrong_submission_is_refused_with_the_fix(
-    place: Place, words: tuple[str, ...], texts: tuple[str, ...]
+    place: QueueFolder, words: tuple[str, ...], texts: tuple[str, ...]
 ) -> None:
     error = place.fails("submit", *words)
     assert [text for text in texts if text not in error] == [], error
     assert place.store.stats() == []
 
 
-def test_a_module_that_only_workers_have_is_submitted_by_name(place: Place) -> None:
+def test_a_module_that_only_workers_have_is_submitted_by_name(place: QueueFolder) -> None:
     job = place.submit("elsewhere.tasks:train", "rate=1", "--no-import")
     assert place.record(job).spec.function == "elsewhere.tasks:train"
 
@@ -229,7 +231,7 @@ def test_a_module_that_only_workers_have_is_submitted_by_name(place: Place) -> N
 # --- ls and show
 
 
-def test_jobs_are_listed_with_what_is_worth_knowing(place: Place) -> None:
+def test_jobs_are_listed_with_what_is_worth_knowing(place: QueueFolder) -> None:
     place.add_worker()
     running = place.submit("tasks:train", "--priority", "high")
     [claimed] = place.claim()
@@ -249,7 +251,7 @@ def test_jobs_are_listed_with_what_is_worth_knowing(place: Place) -> None:
     assert max(map(len, narrow)) <= 60
 
 
-def test_lists_have_pages(place: Place) -> None:
+def test_lists_have_pages(place: QueueFolder) -> None:
     ids = [place.submit("tasks:train") for _ in range(5)]
     done = place.run("ls", "--limit", "2", "--state", "ready")
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ids[:-3:-1]
@@ -259,7 +261,7 @@ def test_lists_have_pages(place: Place) -> None:
     assert len(json.loads(place.ok("ls", "--json"))) == 5
 
 
-def test_a_job_that_no_worker_can_run_is_marked_with_needs_and_what_workers_have(place: Place) -> None:
+def test_a_job_that_no_worker_can_run_is_marked_with_needs_and_what_workers_have(place: QueueFolder) -> None:
     place.add_worker()
     submitted = place.run("submit", "tasks:infer", "x=1")
     assert "note: no worker can run this: it needs 1 GPU, 4 CPUs" in submitted.stderr
@@ -272,7 +274,7 @@ def test_a_job_that_no_worker_can_run_is_marked_with_needs_and_what_workers_have
     assert "it needs 1 GPU" in json.loads(place.ok("show", job, "--json"))["problem"]
 
 
-def test_one_job_is_shown_with_arguments_attempts_and_traceback(place: Place) -> None:
+def test_one_job_is_shown_with_arguments_attempts_and_traceback(place: QueueFolder) -> None:
     job = place.submit("tasks:train", "rate=0.5", "--key", "my-key")
     [claimed] = place.claim()
     place.complete(
@@ -297,7 +299,7 @@ def test_one_job_is_shown_with_arguments_attempts_and_traceback(place: Place) ->
     assert 'result     {"loss": 1}' in place.ok("show", done)
 
 
-def test_pickled_arguments_are_never_opened(place: Place) -> None:
+def test_pickled_arguments_are_never_opened(place: QueueFolder) -> None:
     from dataclasses import replace
 
     job = place.record(place.submit("tasks:train"))
@@ -308,7 +310,7 @@ def test_pickled_arguments_are_never_opened(place: Place) -> None:
     assert not (place.folder / "opened").exists()
 
 
-def test_a_gang_is_shown_with_the_workers_of_its_ranks(place: Place) -> None:
+def test_a_gang_is_shown_with_the_workers_of_its_ranks(place: QueueFolder) -> None:
     free = NodeKind(NODE.nodes[0]).untouched()
     for worker in ("w-1", "w-2"):
         place.store.register_worker(WorkerInfo(worker, slots=4, details={"resources": NODE.to_dict()}))
@@ -327,18 +329,18 @@ def test_a_gang_is_shown_with_the_workers_of_its_ranks(place: Place) -> None:
     assert (data["ranks"], data["rank_workers"]) == (3, ["w-1", "w-1", "w-2"])
 
 
-def test_a_gang_that_no_workers_can_hold_is_marked(place: Place) -> None:
+def test_a_gang_that_no_workers_can_hold_is_marked(place: QueueFolder) -> None:
     place.add_worker()
-    said = place.said("submit", "tasks:train", "--ranks", "3", "--resources", "cpus=2")
-    assert "no worker can run this: it needs 3 ranks of (2 CPUs)" in said
-    assert "w-1 has (4cpu, 8GB): 2 of 3 ranks fit" in said
-    assert "it has 5 ranks, and the workers of its queue have 4 slots" in place.said(
+    message = place.stderr_of("submit", "tasks:train", "--ranks", "3", "--resources", "cpus=2")
+    assert "no worker can run this: it needs 3 ranks of (2 CPUs)" in message
+    assert "w-1 has (4cpu, 8GB): 2 of 3 ranks fit" in message
+    assert "it has 5 ranks, and the workers of its queue have 4 slots" in place.stderr_of(
         "submit", "tasks:train", "--ranks", "5"
     )
-    assert place.said("submit", "tasks:train", "--ranks", "4") == ""
+    assert place.stderr_of("submit", "tasks:train", "--ranks", "4") == ""
 
 
-def test_a_part_of_an_id_must_be_unique(place: Place) -> None:
+def test_a_part_of_an_id_must_be_unique(place: QueueFolder) -> None:
     ids = sorted([place.submit("tasks:train"), place.submit("tasks:train")])
     common = ids[0][-7:]
     error = place.fails("show", common)
@@ -350,77 +352,77 @@ def test_a_part_of_an_id_must_be_unique(place: Place) -> None:
 # --- cancel, requeue, dead, purge
 
 
-def test_jobs_are_cancelled_by_id_and_by_selection(place: Place) -> None:
+def test_jobs_are_cancelled_by_id_and_by_selection(place: QueueFolder) -> None:
     running, *waiting = [place.submit("tasks:train") for _ in range(3)]
     place.claim()
     other = place.submit("tasks:train", "--queue", "other")
-    assert "is being stopped by its worker" in place.said("cancel", running)
+    assert "is being stopped by its worker" in place.stderr_of("cancel", running)
     assert "stdin is not a terminal" in place.fails("cancel", "--queue", "default")
     changed = json.loads(place.ok("cancel", "--queue", "default", "--state", "ready", "--yes", "--json"))
     assert {job["id"]: job["state"] for job in changed} == dict.fromkeys(waiting, "cancelled")
     assert place.record(other).state is JobState.READY
-    assert "was not cancelled: it is cancelled" not in place.said("cancel", waiting[0])
+    assert "was not cancelled: it is cancelled" not in place.stderr_of("cancel", waiting[0])
     assert "cannot be combined" in place.fails("cancel", other, "--queue", "other")
     assert "no jobs were selected" in place.fails("cancel")
-    assert "no jobs match" in place.said("cancel", "--queue", "none", "--yes")
+    assert "no jobs match" in place.stderr_of("cancel", "--queue", "none", "--yes")
 
 
-def test_dead_letters_are_listed_requeued_and_purged_only_by_name(place: Place) -> None:
+def test_dead_letters_are_listed_requeued_and_purged_only_by_name(place: QueueFolder) -> None:
     job = place.submit("tasks:train")
     for _ in range(2):
         place.complete(place.claim()[0], Outcome.ERROR, error="ValueError: no data")
     dead = place.run("dead")
     assert f"{job}  tasks:train  ValueError: no data" in dead.stdout
     assert len([line for line in dead.stdout.splitlines() if " error " in line]) == 2
-    assert "run them again: dovetail jobs requeue --queue default --state dead --yes" in place.said(
+    assert "run them again: dovetail jobs requeue --queue default --state dead --yes" in place.stderr_of(
         "dead", "--queue", "default"
     )
-    assert place.said("dead", "--function", "tasks:infer") == "no dead letters\n"
-    assert place.said("purge", "--all", "--yes") == "removed 0 jobs, 0B\n"
-    assert f"{job} requeued" in place.said("requeue", "--queue", "default", "--yes")
-    assert "was not requeued: it is ready" in place.said("requeue", job)
+    assert place.stderr_of("dead", "--function", "tasks:infer") == "no dead letters\n"
+    assert place.stderr_of("purge", "--all", "--yes") == "removed 0 jobs, 0B\n"
+    assert f"{job} requeued" in place.stderr_of("requeue", "--queue", "default", "--yes")
+    assert "was not requeued: it is ready" in place.stderr_of("requeue", job)
     for _ in range(2):
         place.complete(place.claim()[0], Outcome.ERROR, error="ValueError: no data")
-    assert "removed 1 job" in place.said("purge", "--state", "dead", "--yes")
-    assert place.said("dead") == "no dead letters\n"
+    assert "removed 1 job" in place.stderr_of("purge", "--state", "dead", "--yes")
+    assert place.stderr_of("dead") == "no dead letters\n"
 
 
-def test_finished_jobs_are_purged_by_age_and_size(place: Place) -> None:
+def test_finished_jobs_are_purged_by_age_and_size(place: QueueFolder) -> None:
     for _ in range(3):
         place.submit("tasks:train")
     for claimed in place.claim(2):
         place.complete(claimed, Outcome.SUCCEEDED, result=b"1" * 1000, encoding="json")
-    assert place.said("purge", "--older-than", "1h") == "removed 0 jobs, 0B\n"
+    assert place.stderr_of("purge", "--older-than", "1h") == "removed 0 jobs, 0B\n"
     assert json.loads(place.ok("purge", "--keep", "1500B", "--yes", "--json"))["jobs"] == 1
     assert "no option selects the jobs to remove" in place.fails("purge")
     assert "stdin is not a terminal" in place.fails("purge", "--all")
     assert "--keep" in place.fails("purge", "--keep", "much", "--yes")
-    assert "removed 1 job" in place.said("purge", "--all", "--yes")
+    assert "removed 1 job" in place.stderr_of("purge", "--all", "--yes")
     assert len(json.loads(place.ok("ls", "--json"))) == 1, "jobs that wait stay"
 
 
 # --- queues
 
 
-def test_queues_are_paused_and_resumed(place: Place) -> None:
+def test_queues_are_paused_and_resumed(place: QueueFolder) -> None:
     place.submit("tasks:train", "--queue", "gpu")
-    assert place.said("pause", "gpu") == "gpu is paused\n"
-    assert "did you mean 'gpu'?" in place.said("pause", "gup")
+    assert place.stderr_of("pause", "gpu") == "gpu is paused\n"
+    assert "did you mean 'gpu'?" in place.stderr_of("pause", "gup")
     assert [line.endswith("paused") for line in place.ok("stats").splitlines()[1:]] == [True, True]
-    assert place.said("resume", "gpu", "gup").startswith("gpu is not paused\n")
+    assert place.stderr_of("resume", "gpu", "gup").startswith("gpu is not paused\n")
 
 
-def test_a_ready_job_shows_why_it_waits(place: Place) -> None:
+def test_a_ready_job_shows_why_it_waits(place: QueueFolder) -> None:
     place.add_worker()
     place.submit("tasks:train", "--resources", "cpus=1")
-    place.said("pause", "default")
+    place.stderr_of("pause", "default")
     assert "paused: queue default" in place.ok("ls")
     assert "paused: queue default" in place.ok("show", "last")
     assert json.loads(place.ok("show", "last", "--json"))["waiting"] == "paused: queue default"
     assert json.loads(place.ok("ls", "--json"))[0]["waiting"] == "paused: queue default"
 
 
-def test_queues_have_limits(place: Place) -> None:
+def test_queues_have_limits(place: QueueFolder) -> None:
     assert place.ok("limit", "gpu") == "gpu: no limits\n"
     assert place.ok("limit", "gpu", "--max-running", "4") == "gpu: at most 4 running\n"
     assert place.ok("limit", "gpu", "--weight", "2") == "gpu: weight 2, at most 4 running\n"
@@ -431,8 +433,8 @@ def test_queues_have_limits(place: Place) -> None:
     assert "--weight" in place.fails("limit", "gpu", "--weight", "0")
 
 
-def test_statistics_show_queues_and_workers(place: Place) -> None:
-    assert place.said("stats") == "no jobs; no workers\n"
+def test_statistics_show_queues_and_workers(place: QueueFolder) -> None:
+    assert place.stderr_of("stats") == "no jobs; no workers\n"
     place.add_worker()
     place.submit("tasks:train")
     place.submit("tasks:train")
@@ -446,7 +448,7 @@ def test_statistics_show_queues_and_workers(place: Place) -> None:
     assert data["workers"][0]["available_slots"] == 3
 
 
-def test_watch_prints_lines_until_the_queue_is_idle(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_prints_lines_until_the_queue_is_idle(place: QueueFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dovetail.cli.jobs_watch.INTERVAL_S", 0.0)
     monkeypatch.setattr("dovetail.cli.jobs_watch.LINE_INTERVAL_S", 0.0)
     place.submit("tasks:train")
@@ -464,7 +466,7 @@ def test_watch_prints_lines_until_the_queue_is_idle(place: Place, monkeypatch: p
     assert json.loads(line)["queues"][0]["succeeded"] == 1
 
 
-def test_watch_continues_when_the_store_was_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_continues_when_the_store_was_away(place: QueueFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dovetail.cli.jobs_watch.INTERVAL_S", 0.0)
     place.submit("tasks:train")
     stats, claimed, away = place.store.stats, place.claim(), [1, 2, 3]
@@ -487,12 +489,12 @@ def test_watch_continues_when_the_store_was_away(place: Place, monkeypatch: pyte
 # --- output of jobs
 
 
-def test_the_output_of_a_job_is_printed_by_attempt(place: Place) -> None:
+def test_the_output_of_a_job_is_printed_by_attempt(place: QueueFolder) -> None:
     job = place.submit("tasks:train")
-    assert "has not begun: it is ready" in place.said("logs", job)
+    assert "has not begun: it is ready" in place.stderr_of("logs", job)
     [claimed] = place.claim()
     files = LocalFiles(place.folder / "logs")
-    assert f"no output of attempt 1 of job {job}" in place.said("logs", job, "--log-dir", "logs")
+    assert f"no output of attempt 1 of job {job}" in place.stderr_of("logs", job, "--log-dir", "logs")
     files.put(log_name(job, 1), b"first\n")
     place.complete(claimed, Outcome.LOST)
     place.complete(place.claim()[0], Outcome.SUCCEEDED)
@@ -505,7 +507,7 @@ def test_the_output_of_a_job_is_printed_by_attempt(place: Place) -> None:
     assert "has no ranks, not 1" in place.fails("logs", job, "--rank", "1")
 
 
-def test_the_output_of_each_rank_of_a_gang_is_printed(place: Place) -> None:
+def test_the_output_of_each_rank_of_a_gang_is_printed(place: QueueFolder) -> None:
     job = place.submit("tasks:train", "--ranks", "2", "--resources", "cpus=1")
     free = NodeKind(NODE.nodes[0]).untouched()
     place.store.exchange(Exchange("w-1", claim=Claim(4, free, address="h:1")))
@@ -530,7 +532,7 @@ def test_a_reader_of_the_output_that_stops_is_not_a_missing_output(
         output.copy("j1", 1)
 
 
-def test_a_list_is_cut_to_a_terminal_and_not_where_there_is_none(place: Place) -> None:
+def test_a_list_is_cut_to_a_terminal_and_not_where_there_is_none(place: QueueFolder) -> None:
     job = place.submit("tasks:train")
     text = "no data for " + "x" * 200
     place.complete(place.claim()[0], Outcome.ERROR, final=True, error=text)
@@ -546,7 +548,7 @@ def test_control_characters_in_a_reference_are_shown_as_escapes() -> None:
 # --- the queue
 
 
-def test_the_queue_comes_from_the_option_the_environment_or_the_project_file(place: Place) -> None:
+def test_the_queue_comes_from_the_option_the_environment_or_the_project_file(place: QueueFolder) -> None:
     error = place.run("ls", DOVETAIL_QUEUE="").stderr
     assert "fix  export DOVETAIL_QUEUE=sqlite:///jobs.db" in error
     assert "fix  --queue-url sqlite:///jobs.db" in error
@@ -555,7 +557,7 @@ def test_the_queue_comes_from_the_option_the_environment_or_the_project_file(pla
     assert place.run("ls", DOVETAIL_QUEUE="").returncode == 0
 
 
-def test_an_sqlite_file_that_does_not_exist_is_not_created_by_reading(place: Place) -> None:
+def test_an_sqlite_file_that_does_not_exist_is_not_created_by_reading(place: QueueFolder) -> None:
     (place.folder / "jobs.db").touch()
     error = place.fails("ls", "--queue-url", "sqlite:///job.db")
     assert "there is no queue at sqlite:///job.db" in error
@@ -563,7 +565,7 @@ def test_an_sqlite_file_that_does_not_exist_is_not_created_by_reading(place: Pla
     assert not (place.folder / "job.db").exists()
 
 
-def test_an_unreachable_store_is_exit_code_5(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_exit_code_5(place: QueueFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object, **__: object) -> None:
         raise StoreUnavailableError(dt.Problem("DT660", "no connection", fixes=("start it",)))
 
@@ -573,7 +575,7 @@ def test_an_unreachable_store_is_exit_code_5(place: Place, monkeypatch: pytest.M
         assert "error[DT660]" in place.fails(*words, code=5)
 
 
-def test_unknown_commands_have_a_suggestion(place: Place) -> None:
+def test_unknown_commands_have_a_suggestion(place: QueueFolder) -> None:
     assert "'requeue'?)" in place.fails("reqeue")
 
 

@@ -27,8 +27,8 @@ class FailingStore(MemoryStore):
         return super().workers()
 
 
-class Passes:
-    """An event that is set after so many waits."""
+class CountdownEvent:
+    """Event that is set after `count` waits."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -56,10 +56,10 @@ def test_it_is_ready_while_the_store_answers() -> None:
     source = QueueSource(store)
     source.read()
     store.is_away = True
-    source.read_until(Passes(1))
+    source.read_until(CountdownEvent(1))
     assert "cannot be reached" in str(readiness_problem(source.get_status()))
     store.is_away = False
-    source.read_until(Passes(1))
+    source.read_until(CountdownEvent(1))
     assert readiness_problem(source.get_status()) is None
 
 

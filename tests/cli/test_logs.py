@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.jobs import CLUSTER, Place
+from cli.jobs import CLUSTER, CommandFolder
 from command import run_command
 from dovetail.cli.logs import local_time
 from dovetail.machine.processes import process_start_time
@@ -165,7 +165,7 @@ def test_what_comes_later_is_followed_until_the_run_is_over(run: Path, tmp_path:
 
 @pytest.mark.processes
 def test_the_logs_of_a_real_run(tmp_path: Path) -> None:
-    place = Place(tmp_path / "jobs")
+    place = CommandFolder(tmp_path / "jobs")
     place.file("source: in.jsonl\nsink: out.jsonl", "Talker")
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr

@@ -48,9 +48,9 @@ def test_a_written_plan_is_explained_and_leaves_no_other_file(tmp_path: Path) ->
     assert [item.name for item in tmp_path.iterdir()] == ["plan.json"]
     made = dt.plan(dt.Pipeline.load(VIDEO), SPEC)
     assert dt.Plan.from_json(file.read_text()) == made
-    told = run("explain", str(file), "caption")
-    assert told.returncode == 0
-    assert told.stdout == made.explain("caption") + "\n"
+    result = run("explain", str(file), "caption")
+    assert result.returncode == 0
+    assert result.stdout == made.explain("caption") + "\n"
     assert run("explain", str(file), COLUMNS="200").stdout == made.explain() + "\n"
     assert all(len(line) <= 80 for line in run("explain", str(file)).stdout.splitlines()[4:9])
     assert run("explain", str(file), "--cluster", SPEC).returncode == 0
@@ -75,7 +75,7 @@ def test_a_plan_is_refused_on_another_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("plan", VIDEO, "--cluster", SPEC, "--mode", "bogus"), "is not one of"),
         (("plan", VIDEO, "--cluster", SPEC, "--mode", "streeming"), "did you mean 'streaming'?"),
@@ -88,11 +88,11 @@ def test_a_plan_is_refused_on_another_cluster(tmp_path: Path) -> None:
         (("plan",), "FILE"),
     ],
 )
-def test_bad_input_is_exit_code_2_with_a_message_and_no_traceback(arguments: tuple[str, ...], told: str) -> None:
+def test_bad_input_is_exit_code_2_with_a_message_and_no_traceback(arguments: tuple[str, ...], message: str) -> None:
     shown = run(*arguments)
     assert shown.returncode == 2
     assert shown.stdout == ""
-    assert told in shown.stderr
+    assert message in shown.stderr
     assert "Traceback" not in shown.stderr
 
 
@@ -244,9 +244,9 @@ def test_a_fix_does_not_offer_an_engine_that_the_command_lacks(command: str) -> 
 def test_one_stage_is_explained_as_data_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     run("plan", VIDEO, "--cluster", "1x(32cpu, 128GB, 2xL40S:48GB)", "--out", str(out))
-    told = json.loads(run("explain", str(out), "caption", "--json").stdout)
-    assert told["stage"] == "caption"
-    assert len(told["seats"]) == told["unit"]["workers"]
+    data = json.loads(run("explain", str(out), "caption", "--json").stdout)
+    assert data["stage"] == "caption"
+    assert len(data["seats"]) == data["unit"]["workers"]
     for arguments in (("captoin", "--json"), ("--mode", "waves"), ("--headroom", "2")):
         refused = run("explain", str(out), *arguments)
         assert (refused.returncode, refused.stdout) == (2, "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.jobs import CLUSTER, Place
+from cli.jobs import CLUSTER, CommandFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,20 +17,20 @@ pytestmark = pytest.mark.time_limit
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> CommandFolder:
     """A place where `double` and `odd` were measured; they share workers."""
-    made = Place(tmp_path / "job")
+    made = CommandFolder(tmp_path / "job")
     made.rows("in.jsonl", 500)
     made.file("source: in.jsonl\nsink: out.jsonl", "double", "odd")
     assert made.run("run", "p.yaml", *CLUSTER).returncode == 0
     return made
 
 
-def stages(place: Place) -> list[str]:
+def stages(place: CommandFolder) -> list[str]:
     return sorted(json.loads(line)["stage"] for line in place.run("profile", "ls", "--json").stdout.splitlines())
 
 
-def test_measured_stages_are_listed_once(place: Place) -> None:
+def test_measured_stages_are_listed_once(place: CommandFolder) -> None:
     shown = place.run("profile", "ls")
     lines = shown.stdout.splitlines()
     assert lines[0].split()[:2] == ["stage", "items/s"]
@@ -45,7 +45,7 @@ def test_measured_stages_are_listed_once(place: Place) -> None:
     assert entries["odd"]["key"]["writes"] == "jsonl"
 
 
-def test_a_stage_is_shown_with_its_evidence(place: Place) -> None:
+def test_a_stage_is_shown_with_its_evidence(place: CommandFolder) -> None:
     text = place.run("profile", "show", "odd").stdout
     assert re.search(r"^speed +[\d.]+[kMG]? items/s of one worker$", text, re.MULTILINE), text
     assert re.search(r"^worker +1 CPU, batches of 1, 1 slot$", text, re.MULTILINE), text
@@ -55,7 +55,7 @@ def test_a_stage_is_shown_with_its_evidence(place: Place) -> None:
     assert entry["items_per_s"] == pytest.approx(1 / entry["seconds_per_item"])
 
 
-def test_a_forgotten_stage_is_unknown_to_the_next_plan(place: Place) -> None:
+def test_a_forgotten_stage_is_unknown_to_the_next_plan(place: CommandFolder) -> None:
     def notes() -> str:
         return place.run("plan", "p.yaml", *CLUSTER).stdout
 
@@ -64,8 +64,8 @@ def test_a_forgotten_stage_is_unknown_to_the_next_plan(place: Place) -> None:
     assert (done.returncode, done.stderr) == (0, "forgot 1 profile\n")
     assert stages(place) == ["double"]
     assert "the speed of odd is unknown" in notes()
-    told = json.loads(place.run("profile", "forget", "--all", "--json").stdout)
-    assert told == {"profiles": 1, "stages": ["double"]}
+    data = json.loads(place.run("profile", "forget", "--all", "--json").stdout)
+    assert data == {"profiles": 1, "stages": ["double"]}
     assert stages(place) == []
     empty = place.run("profile", "ls")
     assert (empty.returncode, empty.stdout) == (0, "")
@@ -73,7 +73,7 @@ def test_a_forgotten_stage_is_unknown_to_the_next_plan(place: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [("show", "doubel"), ("forget", "doubel"), ("forget",), ("forget", "odd", "--all")])
-def test_bad_input_is_one_clear_error_and_forgets_nothing(place: Place, words: tuple[str, ...]) -> None:
+def test_bad_input_is_one_clear_error_and_forgets_nothing(place: CommandFolder, words: tuple[str, ...]) -> None:
     shown = place.run("profile", *words)
     assert shown.returncode == 2
     assert "error[DT306]" in shown.stderr
@@ -81,7 +81,7 @@ def test_bad_input_is_one_clear_error_and_forgets_nothing(place: Place, words: t
     assert stages(place) == ["double", "odd"]
 
 
-def test_files_that_are_no_profiles_are_ignored_and_stay(place: Place) -> None:
+def test_files_that_are_no_profiles_are_ignored_and_stay(place: CommandFolder) -> None:
     other = place.home / "profiles" / "notes.json"
     other.write_text("[]")
     assert stages(place) == ["double", "odd"]

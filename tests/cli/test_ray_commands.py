@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.jobs import Place
+from cli.jobs import CommandFolder
 from ray_aids import foreign_actor
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "jobs")
+def place(tmp_path: Path) -> CommandFolder:
+    return CommandFolder(tmp_path / "jobs")
 
 
-def test_cluster_show_lists_usage_and_holders(ray_cluster: FakeCluster, place: Place, tmp_path: Path) -> None:
+def test_cluster_show_lists_usage_and_holders(ray_cluster: FakeCluster, place: CommandFolder, tmp_path: Path) -> None:
     engine = ("--engine", f"ray:{ray_cluster.address}")
     with foreign_actor(ray_cluster, tmp_path, node="b", num_gpus=1, num_cpus=1):
         done = place.run("cluster", "show", *engine)
@@ -38,7 +38,9 @@ def test_cluster_show_lists_usage_and_holders(ray_cluster: FakeCluster, place: P
         assert "3 workers fit" in done.stdout
 
 
-def test_a_plan_uses_what_others_leave_and_names_them(ray_cluster: FakeCluster, place: Place, tmp_path: Path) -> None:
+def test_a_plan_uses_what_others_leave_and_names_them(
+    ray_cluster: FakeCluster, place: CommandFolder, tmp_path: Path
+) -> None:
     engine = ("--engine", f"ray:{ray_cluster.address}")
     with foreign_actor(ray_cluster, tmp_path, node="d", num_cpus=4):
         done = place.run("plan", "p.yaml", *engine)
@@ -53,7 +55,7 @@ def test_a_plan_uses_what_others_leave_and_names_them(ray_cluster: FakeCluster, 
 
 
 def test_a_request_that_no_node_can_meet_is_reported_in_the_words_of_the_file(
-    ray_cluster: FakeCluster, place: Place
+    ray_cluster: FakeCluster, place: CommandFolder
 ) -> None:
     place.file("source: in.jsonl", "double")
     sets = ("--set", "stages.0.resources.cpus=99")
@@ -63,7 +65,7 @@ def test_a_request_that_no_node_can_meet_is_reported_in_the_words_of_the_file(
     assert "--cluster" not in done.stderr
 
 
-def test_a_run_on_ray_is_asked_for_by_name(ray_cluster: FakeCluster, place: Place) -> None:
+def test_a_run_on_ray_is_asked_for_by_name(ray_cluster: FakeCluster, place: CommandFolder) -> None:
     words = ("--engine", f"ray:{ray_cluster.address}", "--share", "0.5", "--env-from", "HOME")
     done = place.run_process("run", "p.yaml", *words)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli.jobs import CLUSTER, Place
+from cli.jobs import CLUSTER, CommandFolder
 from recipes.recipe_aids import FAILING, GPU_CLUSTER, MANUAL, OPTIMIZED, some_rows, write_rows
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SEED = ("--cluster", GPU_CLUSTER)
 HEAD = "dataset_path: in.jsonl\nexport_path: out.jsonl\n"
 
 
-class Kitchen(Place):
+class RecipeFolder(CommandFolder):
     """A folder with a recipe in it."""
 
     def recipe(self, process: str, head: str = HEAD, rows: Iterable[Any] | None = None) -> None:
@@ -34,12 +34,12 @@ class Kitchen(Place):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Kitchen:
-    return Kitchen(tmp_path / "my kitchen")
+def place(tmp_path: Path) -> RecipeFolder:
+    return RecipeFolder(tmp_path / "my kitchen")
 
 
 def fixes(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
-    """What stands behind `fix`, as a shell would split it."""
+    """Commands printed after `fix`, split as by a shell."""
     found = [line.strip().removeprefix("fix").strip() for line in done.stderr.splitlines() if "  fix  " in line]
     return [shlex.split(line.removeprefix("or ")) for line in found]
 
@@ -51,7 +51,7 @@ def fixes(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
     ("text", "cpus"), [(FAILING, "92.0"), (MANUAL, "112.0")], ids=["the one that fails", "the manual one"]
 )
 def test_the_seeds_recipes_are_refused_with_fixes_that_work_as_they_are_printed(
-    place: Kitchen, text: str, cpus: str
+    place: RecipeFolder, text: str, cpus: str
 ) -> None:
     (place.folder / "r.yaml").write_text(text)
     done = place.run("plan", "r.yaml", *SEED)
@@ -64,18 +64,18 @@ def test_the_seeds_recipes_are_refused_with_fixes_that_work_as_they_are_printed(
         assert again.returncode == 0, (fix, again.stderr)
 
 
-def test_memory_alone_is_planned_within_both_cards(place: Kitchen) -> None:
+def test_memory_alone_is_planned_within_both_cards(place: RecipeFolder) -> None:
     (place.folder / "r.yaml").write_text(OPTIMIZED)
     done = place.run("plan", "r.yaml", *SEED)
     assert done.returncode == 0, done.stderr
     assert "image_maniqa_filter" in done.stdout
     assert "workers per card" in done.stdout
     assert "note: cannot run on this machine" in done.stdout
-    told = json.loads(place.run("plan", "r.yaml", *SEED, "--json").stdout)
-    assert len(told["units"]) == 7
+    data = json.loads(place.run("plan", "r.yaml", *SEED, "--json").stdout)
+    assert len(data["units"]) == 7
 
 
-def test_all_problems_of_a_recipe_are_reported_with_exit_code_2(place: Kitchen) -> None:
+def test_all_problems_of_a_recipe_are_reported_with_exit_code_2(place: RecipeFolder) -> None:
     place.recipe("[text_lenght_filter, {words_num_filter: {min_num: ten}}]", "modus: x\nnp: 0\n")
     for command in (["plan", "r.yaml"], ["run", "r.yaml"], ["explain", "r.yaml"], ["simulate", "r.yaml"]):
         done = place.run(*command)
@@ -85,7 +85,7 @@ def test_all_problems_of_a_recipe_are_reported_with_exit_code_2(place: Kitchen) 
             assert words in done.stderr
 
 
-def test_a_recipe_whose_process_is_misspelt_is_still_one(place: Kitchen) -> None:
+def test_a_recipe_whose_process_is_misspelt_is_still_one(place: RecipeFolder) -> None:
     (place.folder / "r.yaml").write_text(f"{HEAD}proces: [text_length_filter]\n")
     done = place.run("plan", "r.yaml")
     assert done.returncode == 2
@@ -93,7 +93,7 @@ def test_a_recipe_whose_process_is_misspelt_is_still_one(place: Kitchen) -> None
     assert "stages" not in done.stderr
 
 
-def test_a_file_that_is_partly_a_pipeline_is_reported_as_such(place: Kitchen) -> None:
+def test_a_file_that_is_partly_a_pipeline_is_reported_as_such(place: RecipeFolder) -> None:
     (place.folder / "r.yaml").write_text("stages: [{name: a, run: 'steps:double'}]\nprocess: [text_length_filter]\n")
     done = place.run("plan", "r.yaml")
     assert done.returncode == 2
@@ -104,7 +104,7 @@ def test_a_file_that_is_partly_a_pipeline_is_reported_as_such(place: Kitchen) ->
     assert "recipes use 'dataset_path'" in done.stderr
 
 
-def test_a_plan_lists_ignored_keys(place: Kitchen) -> None:
+def test_a_plan_lists_ignored_keys(place: RecipeFolder) -> None:
     place.recipe("[{text_length_filter: {turbo: true}}]", "use_cache: true\nnp: 4\n")
     done = place.run("plan", "r.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def test_a_plan_lists_ignored_keys(place: Kitchen) -> None:
     assert "note: np: 4 has no effect" in done.stdout
 
 
-def test_a_plan_probes_with_the_available_rows(place: Kitchen) -> None:
+def test_a_plan_probes_with_the_available_rows(place: RecipeFolder) -> None:
     place.recipe("[clean_links_mapper, {text_length_filter: {num_proc: 1}}]", rows=some_rows(50))
     done = place.run("plan", "r.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
@@ -126,7 +126,7 @@ def test_a_plan_probes_with_the_available_rows(place: Kitchen) -> None:
     assert absent.returncode == 0, absent.stderr
 
 
-def test_explain_and_simulate_take_a_recipe(place: Kitchen) -> None:
+def test_explain_and_simulate_take_a_recipe(place: RecipeFolder) -> None:
     text = OPTIMIZED + "  - document_deduplicator\n  - text_length_filter: {rate: 100}\n"
     (place.folder / "r.yaml").write_text(text)
     done = place.run("explain", "r.yaml", *SEED)
@@ -139,14 +139,14 @@ def test_explain_and_simulate_take_a_recipe(place: Kitchen) -> None:
     assert "500" in done.stdout
 
 
-def test_a_simulation_runs_as_the_file_says(place: Kitchen) -> None:
+def test_a_simulation_runs_as_the_file_says(place: RecipeFolder) -> None:
     (place.folder / "r.yaml").write_text(FAILING)
     assert place.run("simulate", "r.yaml", *SEED, "--limit", "100").returncode == 3
     done = place.run("simulate", "r.yaml", *SEED, "--limit", "100", "--mode", "sequential")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_dry_run_starts_and_writes_nothing(place: Kitchen) -> None:
+def test_a_dry_run_starts_and_writes_nothing(place: RecipeFolder) -> None:
     place.recipe("[text_length_filter, document_deduplicator]", rows=some_rows(10))
     done = place.run("run", "r.yaml", *CLUSTER, "--dry-run")
     assert done.returncode == 0, done.stderr
@@ -159,7 +159,7 @@ def test_a_dry_run_starts_and_writes_nothing(place: Kitchen) -> None:
     assert "image_aesthetics_filter" in done.stderr
 
 
-def test_a_dry_run_misses_a_field_as_a_run_does(place: Kitchen) -> None:
+def test_a_dry_run_misses_a_field_as_a_run_does(place: RecipeFolder) -> None:
     place.recipe("[text_length_filter]", HEAD + "text_keys: content\n", some_rows(5))
     for more in ([], ["--dry-run"]):
         done = place.run("run", "r.yaml", *CLUSTER, *more)
@@ -172,7 +172,7 @@ def test_a_dry_run_misses_a_field_as_a_run_does(place: Kitchen) -> None:
 # --- run
 
 
-def test_a_recipe_is_run_from_anywhere_with_modules_beside_it(place: Kitchen, tmp_path: Path) -> None:
+def test_a_recipe_is_run_from_anywhere_with_modules_beside_it(place: RecipeFolder, tmp_path: Path) -> None:
     (place.folder / "mine.py").write_text("def even(row, of=2):\n    return row['n'] % of == 0\n")
     place.recipe("[{'mine:even': {of: 5}}, clean_links_mapper]", rows=some_rows(20))
     elsewhere = tmp_path / "elsewhere"
@@ -185,7 +185,7 @@ def test_a_recipe_is_run_from_anywhere_with_modules_beside_it(place: Kitchen, tm
     assert [row["n"] for row in place.result()] == [0, 10]
 
 
-def test_rows_go_from_stdin_to_stdout(place: Kitchen) -> None:
+def test_rows_go_from_stdin_to_stdout(place: RecipeFolder) -> None:
     place.recipe("[{text_length_filter: {min_len: 3}}]")
     given = '{"text": "abcdef"}\n\n{"text": "a"}\n{"text": "ghijkl"}\n'
     done = place.run("run", "r.yaml", *CLUSTER, "--source", "-", "--sink", "-", stdin=given)
@@ -193,7 +193,7 @@ def test_rows_go_from_stdin_to_stdout(place: Kitchen) -> None:
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["abcdef", "ghijkl"]
 
 
-def test_failed_items_are_retried_after_their_cause_is_fixed(place: Kitchen) -> None:
+def test_failed_items_are_retried_after_their_cause_is_fixed(place: RecipeFolder) -> None:
     (place.folder / "mine.py").write_text(
         "from pathlib import Path\n"
         "def check(row):\n"
@@ -213,7 +213,7 @@ def test_failed_items_are_retried_after_their_cause_is_fixed(place: Kitchen) -> 
     assert sorted(row["n"] for row in place.result()) == list(range(20))
 
 
-def test_too_many_bad_rows_fail_the_run_and_leave_no_half_a_file(place: Kitchen) -> None:
+def test_too_many_bad_rows_fail_the_run_and_leave_no_half_a_file(place: RecipeFolder) -> None:
     rows = [{"text": n if n % 2 else f"some text {n}"} for n in range(60)]
     place.recipe("[text_length_filter]", HEAD + "max_errors: 3\n", rows)
     done = place.run("run", "r.yaml", *CLUSTER)
@@ -226,7 +226,7 @@ def test_too_many_bad_rows_fail_the_run_and_leave_no_half_a_file(place: Kitchen)
     assert not (place.folder / "out.jsonl").exists()
 
 
-def test_an_operator_that_cannot_run_here_is_refused_before_anything_starts(place: Kitchen) -> None:
+def test_an_operator_that_cannot_run_here_is_refused_before_anything_starts(place: RecipeFolder) -> None:
     place.recipe("[text_length_filter, image_aesthetics_filter]", rows=some_rows(3))
     done = place.run("run", "r.yaml", *CLUSTER)
     assert done.returncode == 2
@@ -236,7 +236,7 @@ def test_an_operator_that_cannot_run_here_is_refused_before_anything_starts(plac
     assert place.run("plan", "r.yaml", *CLUSTER).returncode == 0
 
 
-def test_a_missing_input_is_reported_with_exit_code_2(place: Kitchen) -> None:
+def test_a_missing_input_is_reported_with_exit_code_2(place: RecipeFolder) -> None:
     place.recipe("[text_length_filter]", "dataset_path: inn.jsonl\nexport_path: out.jsonl\n")
     for more in ([], ["--dry-run"]):
         done = place.run("run", "r.yaml", *CLUSTER, *more)
@@ -245,7 +245,7 @@ def test_a_missing_input_is_reported_with_exit_code_2(place: Kitchen) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_the_recipe_that_does_not_fit_is_refused_by_run_too(place: Kitchen) -> None:
+def test_the_recipe_that_does_not_fit_is_refused_by_run_too(place: RecipeFolder) -> None:
     place.recipe(
         "[{text_length_filter: {num_proc: 2}}, {clean_links_mapper: {num_proc: 2}}]",
         HEAD + "mode: streaming\n",
@@ -262,7 +262,7 @@ def test_the_recipe_that_does_not_fit_is_refused_by_run_too(place: Kitchen) -> N
 
 
 @pytest.mark.parametrize("behind", ["", pytest.param(", document_deduplicator", marks=pytest.mark.long)])
-def test_a_run_that_was_killed_is_gone_on_with_and_ends_with_the_same_rows(place: Kitchen, behind: str) -> None:
+def test_a_killed_run_is_resumed_and_ends_with_the_same_rows(place: RecipeFolder, behind: str) -> None:
     (place.folder / "mine.py").write_text(
         "import time\nfrom pathlib import Path\n"
         "FAST = Path(__file__).with_name('fast')\n"
@@ -285,13 +285,13 @@ def test_a_run_that_was_killed_is_gone_on_with_and_ends_with_the_same_rows(place
     assert done.returncode == 0, done.stderr
     assert "use_checkpoint: resuming run" in done.stderr
     assert [row["n"] for row in place.result()] == list(range(400))
-    anew = place.run("run", "r.yaml", *CLUSTER)
-    assert anew.returncode == 0, anew.stderr
-    assert "resuming" not in anew.stderr
+    rerun = place.run("run", "r.yaml", *CLUSTER)
+    assert rerun.returncode == 0, rerun.stderr
+    assert "resuming" not in rerun.stderr
     assert [row["n"] for row in place.result()] == list(range(400))
 
 
-def test_paths_of_traces_and_monitor_are_printed_at_the_end(place: Kitchen) -> None:
+def test_paths_of_traces_and_monitor_are_printed_at_the_end(place: RecipeFolder) -> None:
     head = HEAD + "open_tracer: true\ntrace_num: 2\nopen_monitor: true\n"
     rows = [{"text": f"see https://example.com/{n} please"} for n in range(30)]
     place.recipe("[clean_links_mapper, {text_length_filter: {min_len: 5}}]", head, rows)
@@ -303,7 +303,7 @@ def test_paths_of_traces_and_monitor_are_printed_at_the_end(place: Kitchen) -> N
     assert len((place.folder / "trace" / "sample_trace-clean_links_mapper.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_module_that_exits_when_imported_is_reported(place: Kitchen) -> None:
+def test_a_module_that_exits_when_imported_is_reported(place: RecipeFolder) -> None:
     (place.folder / "ends.py").write_text("import sys\nsys.exit(0)\n")
     place.recipe("['ends:f']", rows=some_rows(2))
     done = place.run("run", "r.yaml", *CLUSTER)

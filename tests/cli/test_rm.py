@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli.jobs import CLUSTER, Place
+from cli.jobs import CLUSTER, CommandFolder
 from command import run_command
 from dovetail.machine.processes import process_start_time
 from dovetail.observe.run_folder import RunFolder
@@ -44,7 +44,7 @@ def rm(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_command("rm", *arguments, DOVETAIL_HOME=str(home))
 
 
-def left(home: Path) -> list[str]:
+def remaining_runs(home: Path) -> list[str]:
     return sorted((path.name for path in (home / "runs").iterdir()), reverse=True)
 
 
@@ -53,7 +53,7 @@ def test_named_runs_are_removed_without_a_question(tmp_path: Path, ids: list[str
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["run", ids[2], ids[4]]
     assert "removed 2 runs, " in done.stderr
-    assert left(tmp_path) == [ids[0], ids[1], ids[3]]
+    assert remaining_runs(tmp_path) == [ids[0], ids[1], ids[3]]
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ def test_runs_are_selected_by_options(
 ) -> None:
     expected = [ids[number] for number in removed]
     for way in ("--dry-run", "--yes"):
-        told = json.loads(rm(tmp_path, *options, way, "--json").stdout)
-        assert [entry["id"] for entry in told["removed"]] == expected
-        assert told["bytes"] == sum(entry["bytes"] for entry in told["removed"])
-        assert all(entry["bytes"] >= 12_000 for entry in told["removed"])
-        assert left(tmp_path) == (ids if way == "--dry-run" else [run for run in ids if run not in expected])
+        data = json.loads(rm(tmp_path, *options, way, "--json").stdout)
+        assert [entry["id"] for entry in data["removed"]] == expected
+        assert data["bytes"] == sum(entry["bytes"] for entry in data["removed"])
+        assert all(entry["bytes"] >= 12_000 for entry in data["removed"])
+        assert remaining_runs(tmp_path) == (ids if way == "--dry-run" else [run for run in ids if run not in expected])
 
 
 def test_without_a_terminal_options_need_yes(tmp_path: Path, ids: list[str]) -> None:
@@ -85,7 +85,7 @@ def test_without_a_terminal_options_need_yes(tmp_path: Path, ids: list[str]) -> 
     assert done.returncode == 2
     assert "DT307" in done.stderr
     assert "this removes 4 runs" in done.stderr
-    assert left(tmp_path) == ids
+    assert remaining_runs(tmp_path) == ids
 
 
 @pytest.mark.parametrize(("typed", "code"), [("n\n", 130), ("", 130), ("y\n", 0)])
@@ -97,7 +97,7 @@ def test_in_a_terminal_options_are_confirmed(
     assert done.returncode == code, done.stderr
     assert ids[4] in done.stderr
     assert "remove 1 run, " in done.stderr
-    assert left(tmp_path) == (ids[:4] if code == 0 else ids)
+    assert remaining_runs(tmp_path) == (ids[:4] if code == 0 else ids)
 
 
 def test_a_running_run_is_never_removed(tmp_path: Path, ids: list[str]) -> None:
@@ -107,9 +107,9 @@ def test_a_running_run_is_never_removed(tmp_path: Path, ids: list[str]) -> None:
     assert refused.returncode == 2
     assert f"run {running} is running" in refused.stderr
     assert "there is no run 'nothing'" in refused.stderr
-    assert left(tmp_path) == [*ids, running]
+    assert remaining_runs(tmp_path) == [*ids, running]
     assert rm(tmp_path, "--keep", "0", "--yes").returncode == 0
-    assert left(tmp_path) == [running]
+    assert remaining_runs(tmp_path) == [running]
 
 
 def test_a_run_that_was_resumed_meanwhile_stays(tmp_path: Path, ids: list[str]) -> None:
@@ -125,7 +125,7 @@ def test_a_run_that_was_resumed_meanwhile_stays(tmp_path: Path, ids: list[str]) 
 
 
 def test_other_files_in_a_folder_of_the_user_stay(tmp_path: Path) -> None:
-    place = Place(tmp_path / "jobs")
+    place = CommandFolder(tmp_path / "jobs")
     assert place.run("run", "p.yaml", *CLUSTER, "--run-dir", "mine").returncode == 0
     (place.folder / "mine" / "thesis.tex").write_text("mine")
     done = place.run("rm", "./mine")
@@ -136,7 +136,7 @@ def test_other_files_in_a_folder_of_the_user_stay(tmp_path: Path) -> None:
 
 
 def test_unfinished_results_are_removed_with_their_run(tmp_path: Path) -> None:
-    place = Place(tmp_path / "jobs")
+    place = CommandFolder(tmp_path / "jobs")
     place.file("source: in.jsonl\nsink: out.jsonl", "double", "no_sevens", more=", batch_size: 1")
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 1
     assert list(place.folder.glob(".out.jsonl.*.parts"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dovetail as dt
-from cli.jobs import CLUSTER, Place
+from cli.jobs import CLUSTER, CommandFolder
 from command import run_command
 from dovetail.cli.engine_option import TargetCluster
 from dovetail.cli.saved_arguments import RunArguments, arguments_for_header, merge_saved_arguments
@@ -31,8 +31,8 @@ WANTED = [{"n": n, "twice": 2 * n} for n in range(20)]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "my jöbs")
+def place(tmp_path: Path) -> CommandFolder:
+    return CommandFolder(tmp_path / "my jöbs")
 
 
 def by_n(rows: Iterable[dict[str, int]]) -> list[dict[str, int]]:
@@ -42,7 +42,7 @@ def by_n(rows: Iterable[dict[str, int]]) -> list[dict[str, int]]:
 # --- from files to files
 
 
-def test_a_file_is_run_from_its_source_to_its_sink(place: Place) -> None:
+def test_a_file_is_run_from_its_source_to_its_sink(place: CommandFolder) -> None:
     done = place.run_process("run", "p.yaml", *CLUSTER)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert by_n(place.result()) == WANTED
@@ -56,7 +56,7 @@ def test_a_file_is_run_from_its_source_to_its_sink(place: Place) -> None:
     }
 
 
-def test_paths_in_a_file_start_at_its_folder_and_typed_ones_here(place: Place, tmp_path: Path) -> None:
+def test_paths_in_a_file_start_at_its_folder_and_typed_ones_here(place: CommandFolder, tmp_path: Path) -> None:
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
     (elsewhere / "three.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
@@ -71,7 +71,7 @@ def test_paths_in_a_file_start_at_its_folder_and_typed_ones_here(place: Place, t
     assert len(place.result()) == 3
 
 
-def test_without_a_sink_results_go_to_stdout_and_the_talk_to_stderr(place: Place) -> None:
+def test_without_a_sink_results_go_to_stdout_and_the_talk_to_stderr(place: CommandFolder) -> None:
     place.file("source: in.jsonl", "double")
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
@@ -80,7 +80,7 @@ def test_without_a_sink_results_go_to_stdout_and_the_talk_to_stderr(place: Place
     assert place.run("run", "p.yaml", *CLUSTER, "--ordered").stdout == "".join(f"{json.dumps(row)}\n" for row in WANTED)
 
 
-def test_a_closed_pipe_ends_the_run_quietly(place: Place) -> None:
+def test_a_closed_pipe_ends_the_run_quietly(place: CommandFolder) -> None:
     place.rows("in.jsonl", 20_000)
     place.file("source: in.jsonl", "double")
     command = f"{sys.executable} -m dovetail run p.yaml --cluster '1x(2cpu, 4GB)' | head -3; exit ${{PIPESTATUS[0]}}"
@@ -92,7 +92,7 @@ def test_a_closed_pipe_ends_the_run_quietly(place: Place) -> None:
     assert "error" not in done.stderr.lower()
 
 
-def test_stdin_is_a_source_too(place: Place) -> None:
+def test_stdin_is_a_source_too(place: CommandFolder) -> None:
     given = '{"n": 1}\n\n{"n": 2}\n'
     done = place.run("run", "p.yaml", *CLUSTER, "--source", "-", "--sink", "-", "--ordered", stdin=given)
     assert done.returncode == 0, done.stderr
@@ -102,14 +102,14 @@ def test_stdin_is_a_source_too(place: Place) -> None:
     assert "stdin:2" in bad.stderr
 
 
-def test_functions_can_be_source_and_sink(place: Place) -> None:
+def test_functions_can_be_source_and_sink(place: CommandFolder) -> None:
     place.file("source: {run: 'steps:numbers', args: {count: 5, first: 3}}\nsink: {run: 'steps:keep'}", "double")
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
     assert sorted((place.folder / "kept.txt").read_text().split()) == ["3", "4", "5", "6", "7"]
 
 
-def test_each_end_of_a_pipeline_has_its_sink(place: Place) -> None:
+def test_each_end_of_a_pipeline_has_its_sink(place: CommandFolder) -> None:
     head = "source: in.jsonl\nsink: {stages: {even: even.jsonl, odd: {path: odd.jsonl, ordered: true}}}"
     place.file(head, "double", "even")
     with (place.folder / "p.yaml").open("a") as file:
@@ -121,7 +121,7 @@ def test_each_end_of_a_pipeline_has_its_sink(place: Place) -> None:
 
 
 def test_a_run_offers_changes_that_would_make_it_faster_and_they_work_when_pasted(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: CommandFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dovetail.cli.run_report.MIN_IMPROVABLE_S", 0.0)
     (place.folder / "steps.py").write_text(
@@ -140,21 +140,21 @@ def test_a_run_offers_changes_that_would_make_it_faster_and_they_work_when_paste
     assert faster["workers"]["wait"] > plan["workers"]["wait"] == 2
 
 
-def test_the_summary_as_json(place: Place) -> None:
+def test_the_summary_as_json(place: CommandFolder) -> None:
     done = place.run("run", "p.yaml", *CLUSTER, "--json")
-    told = json.loads(done.stdout)
-    assert (told["status"], told["finished"], told["delivered"]) == ("finished", 20, 20)
+    data = json.loads(done.stdout)
+    assert (data["status"], data["finished"], data["delivered"]) == ("finished", 20, 20)
 
 
 @pytest.mark.parametrize(("closed", "code"), [("<&- >&- 2>&-", 0), (">&- --sink -", 2), ("2>&-", 0)])
-def test_closed_descriptors_do_no_harm(place: Place, closed: str, code: int) -> None:
+def test_closed_descriptors_do_no_harm(place: CommandFolder, closed: str, code: int) -> None:
     command = f"exec {sys.executable} -m dovetail run p.yaml --cluster '1x(2cpu, 4GB)' {closed}"
     done = subprocess.run(["bash", "-c", command], cwd=place.folder, env=place.environment(), check=False)
     assert done.returncode == code
     assert (place.folder / "out.jsonl").exists() is (code == 0)
 
 
-def test_a_full_disk_behind_stdout_is_an_error(place: Place) -> None:
+def test_a_full_disk_behind_stdout_is_an_error(place: CommandFolder) -> None:
     command = f"exec {sys.executable} -m dovetail run p.yaml --cluster '1x(2cpu, 4GB)' --sink - > /dev/full"
     done = subprocess.run(
         ["bash", "-c", command],
@@ -172,7 +172,7 @@ def test_a_full_disk_behind_stdout_is_an_error(place: Place) -> None:
 # --- options
 
 
-def test_set_changes_values_of_the_file(place: Place) -> None:
+def test_set_changes_values_of_the_file(place: CommandFolder) -> None:
     options = ("--set", "stages.double.workers=1", "--set", "sink.ordered=true", "--set", "name=renamed")
     done = place.run("run", "p.yaml", *CLUSTER, *options)
     assert done.returncode == 0, done.stderr
@@ -182,13 +182,13 @@ def test_set_changes_values_of_the_file(place: Place) -> None:
     assert plan["workers"] == {"double": 1}
 
 
-def test_limit_takes_the_first_rows(place: Place) -> None:
+def test_limit_takes_the_first_rows(place: CommandFolder) -> None:
     done = place.run("run", "p.yaml", *CLUSTER, "--limit", "7", "--ordered")
     assert done.returncode == 0, done.stderr
     assert place.result() == WANTED[:7]
 
 
-def test_a_run_dir_and_a_record_are_kept(place: Place) -> None:
+def test_a_run_dir_and_a_record_are_kept(place: CommandFolder) -> None:
     done = place.run("run", "p.yaml", *CLUSTER, "--run-dir", "here", "--record")
     assert done.returncode == 0, done.stderr
     assert (place.folder / "here" / "replay.log").stat().st_size > 0
@@ -196,14 +196,14 @@ def test_a_run_dir_and_a_record_are_kept(place: Place) -> None:
 
 
 @pytest.mark.processes
-def test_what_workers_print_is_shown_with_verbose(place: Place) -> None:
+def test_what_workers_print_is_shown_with_verbose(place: CommandFolder) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "Talker")
     done = place.run("run", "p.yaml", *CLUSTER, "--limit", "3", "-v")
     assert done.returncode == 0, done.stderr
     assert "saw 2" in done.stderr
 
 
-def test_the_simulated_engine_needs_neither_code_nor_data(place: Place) -> None:
+def test_the_simulated_engine_needs_neither_code_nor_data(place: CommandFolder) -> None:
     place.file("source: nowhere.jsonl", "nothing")
     done = place.run("run", "p.yaml", "--engine", "sim", "--cluster", "2x(8cpu, 16GB)", "--limit", "100")
     assert done.returncode == 0, done.stderr
@@ -226,7 +226,7 @@ def test_the_simulated_engine_needs_neither_code_nor_data(place: Place) -> None:
     ],
 )
 def test_an_engine_and_what_goes_with_it_are_checked_before_anything_starts(
-    place: Place, options: list[str], code: str
+    place: CommandFolder, options: list[str], code: str
 ) -> None:
     done = place.run("run", "p.yaml", *options)
     assert done.returncode == 2
@@ -234,13 +234,15 @@ def test_an_engine_and_what_goes_with_it_are_checked_before_anything_starts(
     assert not place.runs()
 
 
-def test_a_ray_that_does_not_answer_is_an_unreachable_engine(place: Place) -> None:
+def test_a_ray_that_does_not_answer_is_an_unreachable_engine(place: CommandFolder) -> None:
     done = place.run("run", "p.yaml", "--engine", "ray:127.0.0.1:1")
     assert done.returncode == 5
     assert "error[DT393] cannot reach Ray at 127.0.0.1:1" in done.stderr
 
 
-def test_no_ray_is_started_for_what_cannot_run(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ray_is_started_for_what_cannot_run(
+    place: CommandFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rays = tmp_path / "rays"
     rays.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(rays))
@@ -268,15 +270,15 @@ def test_a_dry_run_plans_for_the_share() -> None:
     assert caught.value.codes == ("DT396",)
 
 
-def test_a_run_resumes_where_it_stopped(place: Place) -> None:
+def test_a_run_resumes_where_it_stopped(place: CommandFolder) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 1
     header = place.runs()[0] / "run.json"
-    told = json.loads(header.read_text())
-    asked = told["more"]["asked"]
+    header_data = json.loads(header.read_text())
+    asked = header_data["more"]["asked"]
     assert (asked["engine"], asked["share"], asked["env_from"]) == ("local", None, None)
     asked |= {"engine": "ray:127.0.0.1:1", "share": 0.5, "env_from": ["HOME"], "cluster": None}
-    header.write_text(json.dumps(told))
+    header.write_text(json.dumps(header_data))
     for options in (["--resume", "last"], ["p.yaml", "--resume", "last"], ["--retry-errors", "last"]):
         done = place.run("run", *options)
         assert done.returncode == 5, done.stderr
@@ -311,14 +313,14 @@ def test_where_a_run_was_is_remembered_and_what_is_typed_wins(tmp_path: Path) ->
 # --- plans
 
 
-def test_a_plan_that_was_kept_is_run(place: Place) -> None:
+def test_a_plan_that_was_kept_is_run(place: CommandFolder) -> None:
     assert place.run("plan", "p.yaml", *CLUSTER, "--out", "plan.json").returncode == 0
     done = place.run("run", "p.yaml", *CLUSTER, "--plan", "plan.json")
     assert done.returncode == 0, done.stderr
     assert by_n(place.result()) == WANTED
 
 
-def test_a_plan_for_another_cluster_or_other_stages_is_refused(place: Place) -> None:
+def test_a_plan_for_another_cluster_or_other_stages_is_refused(place: CommandFolder) -> None:
     assert place.run("plan", "p.yaml", "--cluster", "1x(4cpu, 8GB)", "--out", "plan.json").returncode == 0
     done = place.run("run", "p.yaml", *CLUSTER, "--plan", "plan.json")
     assert done.returncode == 2
@@ -340,7 +342,7 @@ def test_a_plan_for_another_cluster_or_other_stages_is_refused(place: Place) -> 
 # --- the dry run
 
 
-def test_a_dry_run_looks_at_everything_and_writes_nothing(place: Place) -> None:
+def test_a_dry_run_checks_everything_and_writes_nothing(place: CommandFolder) -> None:
     before = {path: path.stat().st_mtime_ns for path in place.folder.rglob("*")}
     done = place.run("run", "p.yaml", *CLUSTER, "--dry-run")
     assert done.returncode == 0, done.stderr
@@ -352,11 +354,11 @@ def test_a_dry_run_looks_at_everything_and_writes_nothing(place: Place) -> None:
     }
 
 
-def test_a_dry_run_as_json_has_plan_source_and_sinks(place: Place) -> None:
-    told = json.loads(place.run("run", "p.yaml", *CLUSTER, "--dry-run", "--json").stdout)
-    assert [unit["stages"] for unit in told["plan"]["units"]] == [["double"]]
-    assert (told["rows"], told["first_row"]) == (None, "{'n': 0}")
-    assert told["sinks"] == [str(place.folder / "out.jsonl")]
+def test_a_dry_run_as_json_has_plan_source_and_sinks(place: CommandFolder) -> None:
+    data = json.loads(place.run("run", "p.yaml", *CLUSTER, "--dry-run", "--json").stdout)
+    assert [unit["stages"] for unit in data["plan"]["units"]] == [["double"]]
+    assert (data["rows"], data["first_row"]) == (None, "{'n': 0}")
+    assert data["sinks"] == [str(place.folder / "out.jsonl")]
     place.file("source: in.jsonl", "double")  # without a sink, results would go to stdout
     assert json.loads(place.run("run", "p.yaml", *CLUSTER, "--dry-run", "--json").stdout)["sinks"]
     assert not place.runs()
@@ -373,7 +375,7 @@ def test_a_dry_run_as_json_has_plan_source_and_sinks(place: Place) -> None:
         ("source: in.jsonl\nsink: steps.py/out.jsonl", "double", "is not a folder"),
     ],
 )
-def test_a_dry_run_reports_problems(place: Place, head: str, stage: str, words: str) -> None:
+def test_a_dry_run_reports_problems(place: CommandFolder, head: str, stage: str, words: str) -> None:
     place.file(head, stage)
     done = place.run("run", "p.yaml", *CLUSTER, "--dry-run")
     assert done.returncode == 2, done.stderr
@@ -386,7 +388,7 @@ def test_a_dry_run_reports_problems(place: Place, head: str, stage: str, words: 
 
 
 @pytest.mark.parametrize("name", ["breaks_later", "broken"])
-def test_a_source_that_raises_is_reported_with_its_own_frames_only(place: Place, name: str) -> None:
+def test_a_source_that_raises_is_reported_with_its_own_frames_only(place: CommandFolder, name: str) -> None:
     code = "def breaks_later():\n    yield {'n': 1}\n    raise ValueError('no data today')\n"
     (place.folder / "mine.py").write_text(f"{code}\ndef broken():\n    raise ValueError('no data today')\n")
     place.file(f"source: {{run: 'mine:{name}'}}\nsink: out.jsonl", "double")
@@ -397,7 +399,7 @@ def test_a_source_that_raises_is_reported_with_its_own_frames_only(place: Place,
     assert "src/dovetail" not in done.stderr
 
 
-def test_a_failed_run_prints_the_reason_and_how_to_resume(place: Place) -> None:
+def test_a_failed_run_prints_the_reason_and_how_to_resume(place: CommandFolder) -> None:
     place.rows("in.jsonl", 10)  # with one seven: the order of two is not defined
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
     done = place.run("run", "p.yaml", *CLUSTER)
@@ -406,13 +408,13 @@ def test_a_failed_run_prints_the_reason_and_how_to_resume(place: Place) -> None:
     assert "fix  --set stages.no_sevens.on_error=skip  # record failing items and continue" in done.stderr
     assert f"dovetail run --resume {place.runs()[0].name}" in done.stderr
     assert not (place.folder / "out.jsonl").exists()
-    told = place.run("status", "last")
-    assert "failed after" in told.stdout
-    assert f"dovetail run --resume {place.runs()[0].name}" in told.stderr
+    result = place.run("status", "last")
+    assert "failed after" in result.stdout
+    assert f"dovetail run --resume {place.runs()[0].name}" in result.stderr
 
 
 def test_a_run_whose_workers_all_break_prints_the_reason_and_how_to_keep_them(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: CommandFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "MAX_BROKEN_IN_A_ROW", 1)
     code = "def no_gpu(rows):\n    raise RuntimeError('CUDA error: device lost')\n"
@@ -430,7 +432,7 @@ def test_a_run_whose_workers_all_break_prints_the_reason_and_how_to_keep_them(
     assert "10 failed" in done.stderr
 
 
-def test_failed_items_are_reported_and_can_be_retried(place: Place) -> None:
+def test_failed_items_are_reported_and_can_be_retried(place: CommandFolder) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
@@ -439,9 +441,9 @@ def test_failed_items_are_reported_and_can_be_retried(place: Place) -> None:
     run = place.runs()[0].name
     assert f"next        dovetail errors {run}" in done.stderr
     assert f"dovetail run --retry-errors {run}" in place.run("errors").stderr
-    told = place.run("status", "last").stdout
-    assert "2 failed" in told
-    assert "a seven: 7" in told
+    status = place.run("status", "last").stdout
+    assert "2 failed" in status
+    assert "a seven: 7" in status
     steps = place.folder / "steps.py"
     steps.write_text(steps.read_text().replace("% 10 == 7", "% 10 == 11"))
     (place.folder / "in.jsonl").unlink()
@@ -450,7 +452,7 @@ def test_failed_items_are_reported_and_can_be_retried(place: Place) -> None:
     assert sorted(row["n"] for row in place.result()) == list(range(20))
 
 
-def test_more_errors_than_allowed_fail_it(place: Place) -> None:
+def test_more_errors_than_allowed_fail_it(place: CommandFolder) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
     failed = place.run("run", "p.yaml", *CLUSTER, "--max-errors", "1")
     assert failed.returncode == 1
@@ -458,7 +460,7 @@ def test_more_errors_than_allowed_fail_it(place: Place) -> None:
     assert place.run("run", "p.yaml", *CLUSTER, "--set", "max_errors=2").returncode == 0
 
 
-def test_a_failed_run_resumes_after_the_cause_is_fixed(place: Place) -> None:
+def test_a_failed_run_resumes_after_the_cause_is_fixed(place: CommandFolder) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 1
     steps = place.folder / "steps.py"
@@ -469,14 +471,14 @@ def test_a_failed_run_resumes_after_the_cause_is_fixed(place: Place) -> None:
     assert len(place.runs()) == 1
 
 
-def test_what_cannot_be_printed_is_a_clear_error(place: Place) -> None:
+def test_what_cannot_be_printed_is_a_clear_error(place: CommandFolder) -> None:
     place.file("source: in.jsonl", "objects")
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 1
     assert "DT369" in done.stderr
 
 
-def test_what_does_not_fit_is_exit_code_3_with_the_line(place: Place) -> None:
+def test_what_does_not_fit_is_exit_code_3_with_the_line(place: CommandFolder) -> None:
     done = place.run("run", "p.yaml", *CLUSTER, "--set", "stages.double.resources.cpus=64")
     assert done.returncode == 3
     assert "p.yaml:4" in done.stderr
@@ -513,7 +515,9 @@ def test_what_does_not_fit_is_exit_code_3_with_the_line(place: Place) -> None:
         (("latin.yaml",), "is not UTF-8"),
     ],
 )
-def test_invalid_input_is_reported_before_anything_starts(place: Place, arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_input_is_reported_before_anything_starts(
+    place: CommandFolder, arguments: tuple[str, ...], words: str
+) -> None:
     place.file("sink: out.jsonl", "double", name="no_source.yaml")
     (place.folder / "no_module.yaml").write_text("source: in.jsonl\nstages: [{name: a, run: 'nowhere:f'}]\n")
     (place.folder / "twice.yaml").write_text("sorce: in.jsonl\nsnik: 5\nstages: [{name: a, run: 'steps:double'}]\n")
@@ -527,7 +531,7 @@ def test_invalid_input_is_reported_before_anything_starts(place: Place, argument
     assert place.runs() == []
 
 
-def test_a_run_of_a_program_cannot_be_resumed_without_its_file(place: Place) -> None:
+def test_a_run_of_a_program_cannot_be_resumed_without_its_file(place: CommandFolder) -> None:
     folder = place.home / "runs" / "20260101-000000-aaaa-mine"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"status": "failed", "what": "dt.run"}))
@@ -536,7 +540,7 @@ def test_a_run_of_a_program_cannot_be_resumed_without_its_file(place: Place) -> 
     assert "DT365" in done.stderr
 
 
-def test_runs_are_completed_by_the_shell(place: Place) -> None:
+def test_runs_are_completed_by_the_shell(place: CommandFolder) -> None:
     folder = place.home / "runs" / "20260101-000000-aaaa-mine"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")

@@ -148,10 +148,10 @@ def test_decisions_and_errors_fit_the_terminal(home: Path, width: int) -> None:
 
 
 def test_the_status_as_json_is_the_summary(home: Path) -> None:
-    told = json.loads(run(home, "status", IDS[0], "--json").stdout)
-    assert told["status"] == "finished"
-    assert [unit["name"] for unit in told["units"]] == ["a", "b"]
-    assert told["decisions"] == [[0.0, "2 workers of a"]]
+    data = json.loads(run(home, "status", IDS[0], "--json").stdout)
+    assert data["status"] == "finished"
+    assert [unit["name"] for unit in data["units"]] == ["a", "b"]
+    assert data["decisions"] == [[0.0, "2 workers of a"]]
 
 
 def test_a_run_without_a_heartbeat_is_lost(home: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from cli.jobs import CLUSTER, Place
+from cli.jobs import CLUSTER, CommandFolder
 from dovetail.cli.http_server import ServiceServer
 from waiting import PATIENCE_S, until
 
@@ -28,7 +28,7 @@ def answer(item: Any) -> Any:
         case {"fail": text}:
             raise ValueError(text)
         case {"hold": path}:
-            until(Path(path).exists, "the test goes on")
+            until(Path(path).exists, "the test continues")
         case {"drop": _}:
             return None
         case {"give": "nan"}:
@@ -100,22 +100,22 @@ def test_items_and_lists_are_answered() -> None:
 
 def test_an_item_that_fails_is_an_error_of_its_own() -> None:
     with serving() as (client, _):
-        status, told = client.post({"fail": "too bad"})
-        assert (status, told["error"]["code"], told["error"]["stage"]) == (422, "DT378", "answer")
-        assert "ValueError: too bad" in told["error"]["message"]
-        status, told = client.post([1, {"fail": "too bad"}, 2])
-        assert (status, told["results"]) == (422, [{"got": 1}, None, {"got": 2}])
-        assert [(error["index"], error["code"]) for error in told["errors"]] == [(1, "DT378")]
+        status, reply = client.post({"fail": "too bad"})
+        assert (status, reply["error"]["code"], reply["error"]["stage"]) == (422, "DT378", "answer")
+        assert "ValueError: too bad" in reply["error"]["message"]
+        status, reply = client.post([1, {"fail": "too bad"}, 2])
+        assert (status, reply["results"]) == (422, [{"got": 1}, None, {"got": 2}])
+        assert [(error["index"], error["code"]) for error in reply["errors"]] == [(1, "DT378")]
         for item in ({"give": "nan"}, {"give": "object"}):
-            status, told = client.post(item)
+            status, reply = client.post(item)
             assert status == 500
-            assert "the result cannot be written as JSON" in told["error"]["message"]
+            assert "the result cannot be written as JSON" in reply["error"]["message"]
 
 
 def test_several_results_of_an_item_need_many() -> None:
     with serving(dt.Stage("twice", twice)) as (client, _):
-        status, told = client.post(1)
-        assert (status, told["error"]["code"]) == (422, "DT379")
+        status, reply = client.post(1)
+        assert (status, reply["error"]["code"]) == (422, "DT379")
         assert client.post(1, "/?many") == (200, {"results": [1, 1]})
         assert client.post([1, 2], "/?many=true") == (200, {"results": [[1, 1], [2, 2]], "errors": []})
 
@@ -140,9 +140,9 @@ def test_a_bad_request_is_an_error_with_a_code(
     method: str, path: str, body: str | None, headers: dict[str, str], status: int
 ) -> None:
     with serving() as (client, _):
-        found, told = client.send(method, path, body, **headers)
-        assert (found, told["error"]["code"]) == (status, "DT308")
-        assert told["error"]["message"]
+        found, reply = client.send(method, path, body, **headers)
+        assert (found, reply["error"]["code"]) == (status, "DT308")
+        assert reply["error"]["message"]
         assert client.post(1)[0] == 200
 
 
@@ -159,14 +159,14 @@ def test_too_many_requests_and_late_ones_are_refused(tmp_path: Path) -> None:
         service = server.service
         assert service is not None
         late = service.submit({"hold": str(tmp_path / "one")}, deadline="60s")
-        status, told = client.post(1)
-        assert (status, told["error"]["code"]) == (503, "DT377")
+        status, reply = client.post(1)
+        assert (status, reply["error"]["code"]) == (503, "DT377")
         (tmp_path / "one").touch()
         late.result(PATIENCE_S)
-        status, told = client.post({"hold": str(tmp_path / "two")})
+        status, reply = client.post({"hold": str(tmp_path / "two")})
         (tmp_path / "two").touch()
         assert status == 504
-        assert "no result within 0.1 s" in told["error"]["message"]
+        assert "no result within 0.1 s" in reply["error"]["message"]
 
 
 def test_a_service_that_has_not_started_or_is_closed_is_unavailable() -> None:
@@ -177,8 +177,8 @@ def test_a_service_that_has_not_started_or_is_closed_is_unavailable() -> None:
         server.service = service
         assert service is not None
         service.drain()
-        status, told = client.post(1)
-        assert (status, told["error"]["code"]) == (503, "DT376")
+        status, reply = client.post(1)
+        assert (status, reply["error"]["code"]) == (503, "DT376")
 
 
 def test_one_connection_carries_several_requests() -> None:
@@ -207,8 +207,8 @@ def echo(item):
 """
 
 
-def test_a_process_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    place = Place(tmp_path / "jobs")
+def test_a_process_serves_until_it_receives_a_signal(tmp_path: Path) -> None:
+    place = CommandFolder(tmp_path / "jobs")
     (place.folder / "served.py").write_text(STEPS)
     (place.folder / "s.yaml").write_text("name: echo\nstages:\n  - {name: echo, run: 'served:echo'}\n")
     with place.started("serve", "s.yaml", "--port", "0", *CLUSTER) as started:
@@ -252,7 +252,7 @@ def test_a_process_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_one_clear_error(
     tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
-    place = Place(tmp_path / "jobs")
+    place = CommandFolder(tmp_path / "jobs")
     (place.folder / "r.yaml").write_text("process: [text_length_filter]\n")
     done = place.run("serve", *arguments, *CLUSTER)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr

@@ -70,10 +70,10 @@ def test_a_recorded_simulation_replays_the_same(tmp_path: Path) -> None:
     shown = run(tmp_path, "replay", "last")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("same: ")
-    told = json.loads(run(tmp_path, "replay", "--json").stdout)
-    assert told["same"] is True
-    assert told["steps"] > 0
-    assert told["difference"] == []
+    data = json.loads(run(tmp_path, "replay", "--json").stdout)
+    assert data["same"] is True
+    assert data["steps"] > 0
+    assert data["difference"] == []
 
 
 def test_a_run_without_a_recording_cannot_be_replayed_and_the_error_has_a_fix(tmp_path: Path) -> None:

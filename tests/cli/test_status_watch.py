@@ -95,7 +95,7 @@ def test_outside_of_a_terminal_a_line_is_printed_every_ten_seconds_until_the_end
     assert "\x1b" not in shown.stdout
 
 
-def test_as_json_there_is_one_object_per_look(run: Path) -> None:
+def test_as_json_there_is_one_object_per_update(run: Path) -> None:
     shown = watch(run, lambda count: change(run, status="finished" if count == 2 else "running"), "--json")
     assert [json.loads(line)["status"] for line in shown.stdout.splitlines()] == ["running", "running", "finished"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from backfill_aids import HALF, made
+from backfill_aids import HALF, create_table
 from dovetail.cli import main
 from dovetail.cli.colour import paint
 from dovetail.observe.terminal import ProtectedTerminal, protect_terminals, raw_terminal
@@ -47,7 +47,7 @@ stages:
 
 
 class Screen:
-    """What a terminal receives from this program."""
+    """Terminal that records the output of the program."""
 
     def __init__(self) -> None:
         self._controller, self._terminal = pty.openpty()
@@ -128,7 +128,7 @@ def test_no_command_shows_control_characters_of_data(
 def test_no_command_of_a_backfill_shows_control_characters_of_data(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = made(folder, 2, 2)
+    uri = create_table(folder, 2, 2)
     screen = open_screen(monkeypatch)
     fill = ("--udf", "terminal_steps:fill", "--cluster", HALF)
     command(monkeypatch, "backfill", "run", uri, "n", *fill)

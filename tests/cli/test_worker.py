@@ -47,7 +47,7 @@ def hold(name):
 SMALL = ("--resources", "2cpu, 2GB", "--slots", "2", "--port", "0")
 
 
-class Place:
+class WorkerFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "tasks.py").write_text(TASKS)
@@ -114,13 +114,13 @@ class Running:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> WorkerFolder:
+    return WorkerFolder(tmp_path)
 
 
 @pytest.mark.processes
 @pytest.mark.time_limit
-def test_jobs_are_run_shown_and_drained(place: Place) -> None:
+def test_jobs_are_run_shown_and_drained(place: WorkerFolder) -> None:
     first = place.jobs("submit", "tasks:hold", "name=first").strip()
     with place.worker() as worker:
         assert json.loads(place.jobs("submit", "tasks:add", "a=1", "b=2", "--wait")) == 3
@@ -145,7 +145,7 @@ def test_jobs_are_run_shown_and_drained(place: Place) -> None:
 
 @pytest.mark.processes
 @pytest.mark.time_limit
-def test_a_second_signal_stops_at_once_and_charges_no_attempt(place: Place) -> None:
+def test_a_second_signal_stops_at_once_and_charges_no_attempt(place: WorkerFolder) -> None:
     job = place.jobs("submit", "tasks:hold", "name=first").strip()
     with place.worker() as worker:
         until((place.folder / "first").exists, "the job runs")
@@ -161,7 +161,9 @@ def test_a_second_signal_stops_at_once_and_charges_no_attempt(place: Place) -> N
 
 @pytest.mark.processes
 @pytest.mark.time_limit
-def test_messages_of_a_redis_list_are_run_from_a_queue_in_sqlite(place: Place, redis_server: RedisProcess) -> None:
+def test_messages_of_a_redis_list_are_run_from_a_queue_in_sqlite(
+    place: WorkerFolder, redis_server: RedisProcess
+) -> None:
     name = f"list-of-{place.folder}"
     with place.worker("--ingest", f"{name}=tasks:echo", "--ingest-url", redis_server.url) as worker:
         with redis_server.client() as client:
@@ -178,7 +180,7 @@ def test_messages_of_a_redis_list_are_run_from_a_queue_in_sqlite(place: Place, r
     assert (job["state"], job["priority"], job["function"]) == ("succeeded", 10, "tasks:echo")
 
 
-def test_all_mistakes_are_one_error(place: Place) -> None:
+def test_all_mistakes_are_one_error(place: WorkerFolder) -> None:
     error = place.fails("--app", "tsaks", "--host", "0.0.0.0", "--ingest", "list=tasks:add")
     for text in ("no module named 'tsaks'", "fix  export DOVETAIL_TOKEN=", "fix  --ingest-url redis://"):
         assert text in error
@@ -211,7 +213,7 @@ def test_all_mistakes_are_one_error(place: Place) -> None:
     ],
 )
 def test_what_is_wrong_is_one_clear_error(
-    place: Place, words: tuple[str, ...], variables: dict[str, str], code: int, texts: tuple[str, ...]
+    place: WorkerFolder, words: tuple[str, ...], variables: dict[str, str], code: int, texts: tuple[str, ...]
 ) -> None:
     error = place.fails(*words, code=code, **variables)
     assert [text for text in texts if text not in error] == [], error

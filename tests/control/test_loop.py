@@ -23,7 +23,7 @@ class Scripted:
 
     def __init__(self, *steps: list[Command], wake: float | None = None) -> None:
         self.steps = list(steps)
-        self.heard: list[tuple[float, list[Event]]] = []
+        self.received: list[tuple[float, list[Event]]] = []
         self.wake = wake
 
     @property
@@ -31,7 +31,7 @@ class Scripted:
         return not self.steps
 
     def step(self, now: float, events: Sequence[Event]) -> list[Command]:
-        self.heard.append((now, list(events)))
+        self.received.append((now, list(events)))
         return self.steps.pop(0)
 
     def wake_at(self) -> float | None:
@@ -107,7 +107,7 @@ def test_commands_go_to_the_engine_or_the_data_and_notes_to_neither() -> None:
 def test_events_of_the_engine_are_the_input_of_the_next_step() -> None:
     controller = Scripted([], [], [])
     run_loop(controller, Clockwork([InputEnded(3)], [Drain()]))
-    assert controller.heard == [(10.0, []), (11.0, [InputEnded(3)]), (12.0, [Drain()])]
+    assert controller.received == [(10.0, []), (11.0, [InputEnded(3)]), (12.0, [Drain()])]
 
 
 def test_the_loop_waits_until_the_controller_asks_to_be_woken() -> None:

@@ -21,8 +21,8 @@ def opened(value: object, limit: int | None = None) -> Cursor:
     return cursor
 
 
-def sent(split: Split) -> tuple[Split, int]:
-    """As it arrives at a worker, with the bytes that travelled inside the pickle."""
+def send(split: Split) -> tuple[Split, int]:
+    """Payload as a worker receives it, and the number of bytes inside the pickle."""
     beside: list[pickle.PickleBuffer] = []
     inside = pickle.dumps(split, 5, buffer_callback=beside.append)
     arrived: Split = pickle.loads(inside, buffers=[bytes(buffer.raw()) for buffer in beside])
@@ -40,13 +40,13 @@ def rows_from(cursor: Cursor, sizes: Iterable[int] = (), then: int = 1000) -> li
             return found
         assert 1 <= split.items <= most
         assert cursor.row == at + split.items
-        rows = sent(split)[0].read()
+        rows = send(split)[0].read()
         assert len(rows) == split.items
         found += rows
 
 
 def rows_of(value: object, sizes: Iterable[int] = (), limit: int | None = None, then: int = 1000) -> list[Any]:
-    """What stages would get of a source."""
+    """Rows that stages receive from a source."""
     cursor = opened(value, limit)
     try:
         return [row for row in rows_from(cursor, sizes, then) if row is not BLANK_ROW]
@@ -72,14 +72,14 @@ def check_seeks(value: object, sizes: list[int], seeks: list[tuple[int, list[boo
         split = cursor.take(next(ahead, 7))
         if split is None:
             break
-        rows += [plain(row) for row in sent(split)[0].read()]
+        rows += [plain(row) for row in send(split)[0].read()]
     for row, kept in seeks:
         row %= len(rows) + 2
         some = {at: mark for (at, mark), keep in zip(marks.items(), kept + [False] * len(marks), strict=False) if keep}
         cursor.seek(row, some)
         assert cursor.row == min(row, len(rows))
         first = cursor.take(3)
-        seen = [] if first is None else [plain(one) for one in sent(first)[0].read()]
+        seen = [] if first is None else [plain(one) for one in send(first)[0].read()]
         assert seen == rows[row : row + len(seen)]
         assert seen or row >= len(rows)
     cursor.close()

@@ -27,15 +27,15 @@ def opened(path: Path | str, run_id: str = "r1", **settings: Any) -> FileSink:
 
 
 def writers(target: FileSink, count: int, name: str = "w") -> list[Any]:
-    """As workers have them: unpickled."""
+    """Writers as workers have them: unpickled."""
     made = [pickle.loads(pickle.dumps(target.writer())) for _ in range(count)]
     for number, writer in enumerate(made):
         writer.begin(f"{name}{number}")
     return made
 
 
-def logged(pieces: Iterable[PartFileRange]) -> list[PartFileRange]:
-    """As they come back from the commit log."""
+def through_log(pieces: Iterable[PartFileRange]) -> list[PartFileRange]:
+    """Pieces as the commit log returns them."""
     return [PartFileRange(*json.loads(json.dumps(piece))) for piece in pieces]
 
 
@@ -69,7 +69,7 @@ def written(
     pieces = [chance.choice(workers).write(*some) for some in in_batches(keys, rows, 7, chance)]
     for worker in workers:
         worker.end()
-    return logged(pieces)
+    return through_log(pieces)
 
 
 def bytes_of(path: Path) -> bytes:
@@ -104,5 +104,5 @@ def rows_of(path: Path | str) -> list[Any]:
 
 
 def as_csv(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """What simple rows are when they come back from CSV."""
+    """Simple rows as they are read back from CSV."""
     return [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]

@@ -16,9 +16,9 @@ from dovetail.data.sinks import open_sink, sink
 
 
 def main(folder: Path, kind: str, point: int) -> None:
-    told = json.loads((folder / "told.json").read_text())
-    target = open_sink(sink(folder / f"x.{kind}", **told["settings"]), told["run"], folder)
-    target.set_base(told["base"])
+    task = json.loads((folder / "task.json").read_text())
+    target = open_sink(sink(folder / f"x.{kind}", **task["settings"]), task["run"], folder)
+    target.set_base(task["base"])
     target.prepare(resumed=True)
     calls = 0
 
@@ -29,7 +29,7 @@ def main(folder: Path, kind: str, point: int) -> None:
             if calls == point:
                 os._exit(9)
 
-    pieces = [PartFileRange(*piece) for piece in told["pieces"]]
+    pieces = [PartFileRange(*piece) for piece in task["pieces"]]
     if kind != "jsonl":
         import pyarrow.parquet  # noqa: F401
     if kind == "lance":

@@ -74,7 +74,7 @@ class Memory:
         return found
 
 
-class Bench:
+class SourceAndSink:
     """A source and a sink without a run between them."""
 
     def __init__(self, ways: int = 1, most: int = 100) -> None:
@@ -102,7 +102,7 @@ class Bench:
 
 
 def test_requests_wait_until_they_are_asked_for_and_are_numbered_then() -> None:
-    bench = Bench()
+    bench = SourceAndSink()
     bench.submit("a", "b", "c")
     assert bench.store.arrived() == []
     bench.source.pull(Pull(0, 2))
@@ -114,7 +114,7 @@ def test_requests_wait_until_they_are_asked_for_and_are_numbered_then() -> None:
 
 
 def test_a_request_cancelled_before_it_is_read_gets_no_number() -> None:
-    bench = Bench()
+    bench = SourceAndSink()
     first, _ = bench.submit("a", "b")
     first.cancel()
     bench.source.pull(Pull(0, 10))
@@ -124,7 +124,7 @@ def test_a_request_cancelled_before_it_is_read_gets_no_number() -> None:
 
 
 def test_many_threads_at_once_lose_nothing_and_never_store_at_the_same_time() -> None:
-    bench = Bench(most=10_000)
+    bench = SourceAndSink(most=10_000)
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(bench.submit, *range(start, start + 10)) for start in range(0, 4000, 10)]
         for first in range(0, 4000, 100):
@@ -138,7 +138,7 @@ def test_many_threads_at_once_lose_nothing_and_never_store_at_the_same_time() ->
 
 
 def test_an_item_that_cannot_be_sent_takes_no_number_wherever_it_is() -> None:
-    bench = Bench()
+    bench = SourceAndSink()
     lock = threading.Lock()
     tickets = bench.submit(1, lock, 2, lock, 3)
     bench.source.pull(Pull(0, 10, segment_items=5))
@@ -153,7 +153,7 @@ def test_an_item_that_cannot_be_sent_takes_no_number_wherever_it_is() -> None:
 
 
 def test_the_input_ends_once_and_after_what_waits() -> None:
-    bench = Bench()
+    bench = SourceAndSink()
     bench.submit("a")
     bench.source.close_intake(service_closed_error("is drained"))
     bench.source.finish()
@@ -167,7 +167,7 @@ def test_the_input_ends_once_and_after_what_waits() -> None:
 
 
 def test_a_full_queue_refuses_requests_and_wakes_waiting_callers_at_the_end() -> None:
-    bench = Bench(most=1)
+    bench = SourceAndSink(most=1)
     bench.submit("a")
     with pytest.raises(TooManyRequests):
         bench.source.submit(RequestFuture("b"), block=False)
@@ -183,7 +183,7 @@ def test_nothing_is_kept_of_an_item_that_was_sent() -> None:
         def __reduce__(self) -> tuple[type[int], tuple[()]]:
             return int, ()
 
-    bench = Bench()
+    bench = SourceAndSink()
     item = Item()
     gone = weakref.ref(item)
     (ticket,) = bench.submit(item)
@@ -199,7 +199,7 @@ def test_nothing_is_kept_of_an_item_that_was_sent() -> None:
 
 
 def test_a_plain_key_is_the_answer_and_others_wait_for_the_end_of_their_epoch() -> None:
-    bench = Bench()
+    bench = SourceAndSink()
     bench.source.pull(Pull(0, 10))
     plain, dropped, listed = bench.submit("a", "b", "c", many=True)
     bench.deliver(range(1), ["A"])
@@ -213,7 +213,7 @@ def test_a_plain_key_is_the_answer_and_others_wait_for_the_end_of_their_epoch() 
 
 
 def test_with_several_ways_an_answer_is_complete_when_all_have_come() -> None:
-    bench = Bench(ways=2)
+    bench = SourceAndSink(ways=2)
     bench.source.pull(Pull(0, 10))
     (ticket,) = bench.submit("a", many=True)
     bench.deliver([0], ["R"], "right")
@@ -224,7 +224,7 @@ def test_with_several_ways_an_answer_is_complete_when_all_have_come() -> None:
 
 @pytest.mark.parametrize("key", [(0, 3), None])
 def test_a_failed_request_is_found_by_key_or_by_its_item(key: tuple[int, ...] | None) -> None:
-    bench = Bench()
+    bench = SourceAndSink()
     bench.source.pull(Pull(0, 10))
     (ticket,) = bench.submit("a")
     part = (bench.store.store([(0, 3)], ["piece"]), 0, 1)
@@ -242,7 +242,7 @@ def test_a_failed_request_is_found_by_key_or_by_its_item(key: tuple[int, ...] | 
 
 
 def test_every_request_gets_an_answer_at_the_end() -> None:
-    bench = Bench()
+    bench = SourceAndSink()
     bench.source.pull(Pull(0, 1))
     tickets = bench.submit("sent", "waiting")
     bench.end()
@@ -251,7 +251,7 @@ def test_every_request_gets_an_answer_at_the_end() -> None:
 
 
 def test_what_is_done_when_an_answer_comes_may_ask_again() -> None:
-    bench = Bench()
+    bench = SourceAndSink()
     bench.source.pull(Pull(0, 10))
     again: list[RequestFuture] = []
     (ticket,) = bench.submit("a")

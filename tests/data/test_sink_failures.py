@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from data.sink_aids import as_csv, logged, opened, rows_of, writers, written
+from data.sink_aids import as_csv, opened, rows_of, through_log, writers, written
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.sinks import open_sink, sink
 from runtime.aids import Script
@@ -46,22 +46,22 @@ def killed_at_any_moment(kind: str, settings: dict[str, Any], folder: Path, time
     before.discard()
     target = opened(path, "r1", ordered=True, **settings)
     pieces = written(target, list(range(len(ROWS))), ROWS)
-    told = {"settings": {"ordered": True, **settings}, "run": "r1", "base": target.base(), "pieces": pieces}
-    (folder / "told.json").write_text(json.dumps(told))
+    task = {"settings": {"ordered": True, **settings}, "run": "r1", "base": target.base(), "pieces": pieces}
+    (folder / "task.json").write_text(json.dumps(task))
     complete = OLD + ROWS if settings.get("exists") == "append" else ROWS
     shutil.copytree(folder, folder.with_name("counted"))
-    code, said = child(folder.with_name("counted"), kind, 0)
-    assert code == 0, said
-    total = int(said)
+    code, printed = child(folder.with_name("counted"), kind, 0)
+    assert code == 0, printed
+    total = int(printed)
     chance = random.Random(5)
     seen = set()
     # most of the calls come before the renaming: half of the kills are among the last ones
     points = [chance.randrange(1, total) for _ in range(times // 2)]
     points += [chance.randrange(total - 60, total) for _ in range(times - times // 2)]
     for point in points:
-        code, said = child(folder, kind, point)
+        code, printed = child(folder, kind, point)
         # once a version of a dataset is there, there is less to do than was counted
-        assert code == 9 or (kind == "lance" and code == 0), said
+        assert code == 9 or (kind == "lance" and code == 0), printed
         found = rows_of(path)
         assert found in (OLD, complete)
         seen.add(len(found))
@@ -70,7 +70,7 @@ def killed_at_any_moment(kind: str, settings: dict[str, Any], folder: Path, time
     assert rows_of(path) == complete
     assert len(complete) in seen or times < 5
     target.discard()
-    assert {path.name for path in folder.iterdir()} == {f"x.{kind}", "told.json"}
+    assert {path.name for path in folder.iterdir()} == {f"x.{kind}", "task.json"}
 
 
 APPEND = {"exists": "append"}
@@ -152,11 +152,11 @@ def test_a_disk_that_is_full_while_workers_write(kind: str, tmp_path: Path) -> N
         last = pieces[-1]
         assert (target.parts / "w0").stat().st_size == last.offset + last.length + (last.keys or [0, 0])[1]
         pieces.append(writer.write([5000], [{"t": "small"}]))  # what is left of the disk can still be used
-        assert target.which_exist(logged(pieces)) == [True] * len(pieces)
+        assert target.which_exist(through_log(pieces)) == [True] * len(pieces)
 
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
-    """Without a right to mount: a limit on the size of files."""
+    """A limit on the size of files replaces a full disk where the test may not mount one."""
     target = opened(tmp_path / "x.jsonl", "r1")
     code = (
         "import os, pickle, resource\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from data.sink_aids import TYPES, as_csv, bytes_of, logged, opened, rows_of, tear, writers, written
+from data.sink_aids import TYPES, as_csv, bytes_of, opened, rows_of, tear, through_log, writers, written
 from dovetail.control.payload import SourceSinkError, UnwritableItemError
 from dovetail.data import sinks
 
@@ -218,7 +218,7 @@ def test_jsonl_values_without_a_json_form_fail_and_the_rest_is_written(bad: Any,
     assert reason in caught.value.error_text
     assert pickle.loads(pickle.dumps(caught.value)).index == 1
     piece = writer.write([9, (2, 0)], [{"a": 1}, {"a": 3}])
-    target.finish(logged([piece]))
+    target.finish(through_log([piece]))
     assert rows_of(tmp_path / "x.jsonl") == [{"a": 3}, {"a": 1}]
 
 
@@ -228,7 +228,7 @@ def test_a_single_part_is_not_copied_and_its_end_can_still_be_repeated(tmp_path:
     pieces = [writer.write(range(at, at + 10), ROWS[at : at + 10]) for at in range(0, 100, 10)]
     writer.end()
     for _ in range(2):
-        target.finish(logged(pieces))
+        target.finish(through_log(pieces))
         assert (tmp_path / "x.jsonl").stat().st_ino == (target.parts / "w0").stat().st_ino
     tear(target)  # the final file is that file: never again appended to in a real run
     target.discard()
@@ -246,7 +246,7 @@ def test_csv_values(tmp_path: Path) -> None:
     ]
     target = opened(tmp_path / "x.csv")
     (writer,) = writers(target, 1)
-    target.finish(logged([writer.write(range(2), rows)]))
+    target.finish(through_log([writer.write(range(2), rows)]))
     assert (tmp_path / "x.csv").read_bytes().decode() == (
         't,n,b,f,j,l,np,later,d\n"a""b",,True,1.5,"{""ü"": [1]}","[1, ""x""]",4,,\n,,,,,,"[1, 2]","\r",2024-01-02\n'
     )
@@ -279,7 +279,7 @@ def test_csv_long_values_survive_a_change_of_columns(tmp_path: Path) -> None:
     (writer,) = writers(target, 1)
     rows = [{"a": "y\n" * 300_000}, {"b": "z"}, {}, {"a": '"\n"', "b": "x"}]
     pieces = [writer.write([0, 3], [rows[0], rows[3]]), writer.write([1], [rows[1]]), writer.write([2], [rows[2]])]
-    target.finish(logged(pieces))
+    target.finish(through_log(pieces))
     assert rows_of(tmp_path / "x.csv") == [{"a": row.get("a", ""), "b": row.get("b", "")} for row in rows]
 
 
@@ -309,7 +309,7 @@ def test_tables_bring_types_together(kind: str, tmp_path: Path) -> None:
     ]
     target = opened(tmp_path / f"x.{kind}", ordered=True)
     (writer,) = writers(target, 1)
-    target.finish(logged([writer.write([at], [row]) for at, row in enumerate(rows)]))
+    target.finish(through_log([writer.write([at], [row]) for at, row in enumerate(rows)]))
     found = rows_of(tmp_path / f"x.{kind}")
     nothing = dict.fromkeys(["id", "n", "x", "s", "l", "b", "t", "np", "late"])
     assert list(found[0]) == list(nothing)
@@ -329,7 +329,7 @@ def test_tables_with_odd_rows(kind: str, tmp_path: Path) -> None:
     target = opened(path, ordered=True)
     rows = [{"id": 0, "m": np.array([[1, 2]])}, {}, {"id": 1, "e": {}}, {"id": 2, "le": [{}]}]
     (writer,) = writers(target, 1)
-    target.finish(logged([writer.write([at], [row]) for at, row in enumerate(rows)]))
+    target.finish(through_log([writer.write([at], [row]) for at, row in enumerate(rows)]))
     found = rows_of(path)
     assert [row["id"] for row in found] == [0, None, 1, 2]
     assert found[0]["m"] == [[1, 2]]
@@ -368,7 +368,7 @@ def test_a_row_with_another_type_than_its_column_is_named(tmp_path: Path) -> Non
 def test_workers_that_disagree_about_a_type(kind: str, tmp_path: Path) -> None:
     target = opened(tmp_path / f"x.{kind}")
     one, other = writers(target, 2)
-    pieces = logged([one.write([0], [{"n": 1}]), other.write([1], [{"n": "a"}])])
+    pieces = through_log([one.write([0], [{"n": 1}]), other.write([1], [{"n": "a"}])])
     with pytest.raises(SourceSinkError, match="column 'n' is int64 in some rows and string in others") as caught:
         target.finish(pieces)
     assert caught.value.code == "DT356"

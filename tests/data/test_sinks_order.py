@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.sink_aids import logged, opened, rows_of, tear, writers
+from data.sink_aids import opened, rows_of, tear, through_log, writers
 from dovetail.control.payload import PartFileRange
 from dovetail.data.writers.piece_merge import decode_keys, encode_keys, merge_in_order
 
@@ -54,7 +54,7 @@ def test_ordered_output_is_the_sorted_rows(kind: str, case: tuple[list[Any], lis
         for worker in workers:
             worker.end()
         tear(target)
-        target.finish(logged(made))
+        target.finish(through_log(made))
         found = [row["k"] for row in rows_of(Path(folder) / f"x.{kind}")]
         target.close()
     assert found == [f"{as_tuple(key)}\n" for key in sorted(keys, key=as_tuple)]
@@ -62,13 +62,13 @@ def test_ordered_output_is_the_sorted_rows(kind: str, case: tuple[list[Any], lis
 
 @given(st.lists(st.one_of(st.integers(0, 2**60), st.tuples(st.integers(0, 9), st.integers(0, 2**60))), min_size=1))
 def test_keys_are_reported_unchanged(keys: list[Any]) -> None:
-    first, last, told, order = encode_keys(keys)
+    first, last, encoded, order = encode_keys(keys)
     in_their_order = [keys[at] for at in order] if order is not None else keys
     expected = sorted(map(as_tuple, keys))
     assert [as_tuple(key) for key in in_their_order] == expected
     assert (tuple(first), tuple(last)) == (expected[0], expected[-1])
-    if told:
-        assert [as_tuple(key) for key in decode_keys(told)] == expected
+    if encoded:
+        assert [as_tuple(key) for key in decode_keys(encoded)] == expected
     else:
         assert [(number,) for number in range(first[0], last[0] + 1)] == expected
 
@@ -80,10 +80,10 @@ def test_a_range_costs_nothing() -> None:
 def test_pieces_that_do_not_overlap_are_not_opened() -> None:
     pieces = [PartFileRange("w", 0, 1, 3, [at], [at + 2], [5, 5]) for at in (9, 0, 3, 6)]
 
-    def told(piece: PartFileRange) -> bytes:
+    def fail(piece: PartFileRange) -> bytes:
         raise AssertionError(piece)
 
-    found = [(opened.piece.first, start, stop) for opened, start, stop in merge_in_order(pieces, told)]
+    found = [(opened.piece.first, start, stop) for opened, start, stop in merge_in_order(pieces, fail)]
     assert found == [([0], 0, 3), ([3], 0, 3), ([6], 0, 3), ([9], 0, 3)]
 
 
@@ -93,7 +93,7 @@ def test_the_same_key_in_two_pieces_loses_nothing(tmp_path: Path) -> None:
     one, other = writers(target, 2)
     pieces = [one.write(range(3), [{"a": f"one\n{at}"} for at in range(3)])]
     pieces.append(other.write(range(3), [{"a": f"other\n{at}"} for at in range(3)]))
-    target.finish(logged(pieces))
+    target.finish(through_log(pieces))
     found = [row["a"].split("\n") for row in rows_of(tmp_path / "x.csv")]
     assert [number for _, number in found] == ["0", "0", "1", "1", "2", "2"]
     assert sorted(found) == [[who, str(at)] for who in ("one", "other") for at in range(3)]

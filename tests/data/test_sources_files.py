@@ -52,7 +52,7 @@ def test_a_file_that_went_away_is_one_bad_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "codes", "words"),
+    ("options", "codes", "words"),
     [
         ({"path": "x.jsonl", "colums": ["a"]}, ["DT340"], "did you mean 'columns'"),
         ({"format": "jsn", "path": 3, "limit": -1}, ["DT340"] * 3, "did you mean 'jsonl'"),
@@ -67,9 +67,9 @@ def test_a_file_that_went_away_is_one_bad_row(tmp_path: Path) -> None:
         ({"path": "a", "limit": True}, ["DT340"], "not a number of rows"),
     ],
 )
-def test_all_problems_of_a_source_are_reported_together(said: dict[Any, Any], codes: list[str], words: str) -> None:
+def test_all_problems_of_a_source_are_reported_together(options: dict[Any, Any], codes: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        as_source_spec(said)
+        as_source_spec(options)
     assert list(caught.value.codes) == codes
     assert all(problem.fix_texts for problem in caught.value.problems)
 

@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.aids import check_seeks, opened, plain, rows_of, sent
+from data.aids import check_seeks, opened, plain, rows_of, send
 from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError
 from dovetail.data.readers import block_reader, row_parser, text_lines
 from dovetail.data.sources import source
@@ -42,7 +42,7 @@ LINES = st.tuples(st.lists(LINE, max_size=30), st.sampled_from([b"\n", b"\r\n"])
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that rows lie across blocks, pieces and stretches."""
+    """Small limits, so that rows cross the boundaries of blocks, pieces and stretches."""
     monkeypatch.setattr(block_reader, "BLOCK_BYTES", 37)
     monkeypatch.setattr(text_lines, "MAX_SPAN_BYTES", 90)
     monkeypatch.setattr(row_parser, "JSON_CHUNK_BYTES", 20)
@@ -81,7 +81,7 @@ def test_jsonl_rows_equal_json_loads_of_every_line(tmp_path: Path, lines: Any, s
         found: list[Any] = []
         ahead = iter(sizes)
         while (split := cursor.take(next(ahead, 9))) is not None:
-            found += map(plain, sent(split)[0].read())
+            found += map(plain, send(split)[0].read())
         cursor.close()
         assert same(found, naive_json(content(lines), file.name))
         if "nan" not in repr(found):
@@ -128,7 +128,7 @@ CSV = st.lists(
 
 
 def naive_csv(text: str) -> list[Any]:
-    """What csv.DictReader makes of it, with its mistakes in place."""
+    """Rows by csv.DictReader, with invalid rows in their places."""
     reader = csv.reader(io.StringIO(text, newline="\n"))
     found: list[Any] = []
     while True:
@@ -157,7 +157,7 @@ def test_csv_is_what_the_csv_module_says(
         found: list[Any] = []
         ahead = iter(sizes)
         while (split := cursor.take(next(ahead, 9))) is not None:
-            found += ["bad" if isinstance(row, BadRow) else plain(row) for row in sent(split)[0].read()]
+            found += ["bad" if isinstance(row, BadRow) else plain(row) for row in send(split)[0].read()]
         cursor.close()
         assert found == naive_csv(text)
         check_seeks(file.name, sizes, seeks)
@@ -313,7 +313,7 @@ def test_what_travels_is_small(tmp_path: Path) -> None:
     for name in ("a.jsonl", "a.jsonl.gz"):
         split = opened(tmp_path / name).take(1000)
         assert split is not None
-        assert sent(split)[1] < 600  # the lines themselves are beside the pickle, or not sent at all
+        assert send(split)[1] < 600  # the lines themselves are beside the pickle, or not sent at all
 
 
 def test_what_is_known_of_the_number_of_rows(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.aids import check_seeks, opened, rows_from, rows_of, sent
+from data.aids import check_seeks, opened, rows_from, rows_of, send
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.readers import parquet
 from dovetail.data.sources import open_source, source, source_changes
@@ -152,7 +152,7 @@ def test_arrow_sends_only_the_rows_it_shows() -> None:
     split = cursor.take(10)
     assert split is not None
     assert len(memoryview(split.packed)) < 3000  # type: ignore[attr-defined]
-    assert sent(split)[0].read() == big.slice(50_000, 10).to_pylist()
+    assert send(split)[0].read() == big.slice(50_000, 10).to_pylist()
     assert rows_of(AWKWARD, [1, 7]) == AWKWARD.to_pylist()
     assert rows_of(AWKWARD.to_batches()[0]) == AWKWARD.to_pylist()
     assert rows_of(AWKWARD.slice(0, 0)) == []
@@ -177,7 +177,7 @@ def test_pandas() -> None:
     assert rows_of(frame.iloc[:0]) == []
     big = opened(pd.DataFrame({"n": range(100_000), "text": ["abc"] * 100_000})).take(10)
     assert big is not None
-    assert sent(big)[1] < 5000
+    assert send(big)[1] < 5000
     with pytest.raises(ConfigError, match="duplicate column names: a"):
         opened(pd.DataFrame([[1, 2]], columns=["a", "a"]))
 

@@ -424,7 +424,7 @@ class EngineContract(ABC):
         assert results == [1]
 
     def test_a_call_from_the_polling_thread_is_sent_at_once(self, scene_of: SceneOf) -> None:
-        """And not when `poll` ends, which may wait without limit."""
+        """It does not wait for the end of `poll`, which may wait without limit."""
         scene = scene_of(book=Notebook)
         scene.ready(1, "book")
         future = scene.engine.call(1, "book", "note", "x")
@@ -749,7 +749,7 @@ class ProcessContract(EngineContract):
 
     @pytest.mark.parametrize("slots", [1, 2])
     def test_calls_of_a_worker_arrive_in_the_order_made(self, scene_of: SceneOf, slots: int) -> None:
-        """Also the first ones, which wait until the called worker has started."""
+        """This includes the first calls, which wait until the called worker has started."""
         scene = scene_of(one=Neighbour, book=Notebook)
         scene.ready(1, "one", slots=slots)
         early = scene.engine.call(1, "one", "results", 2, 20, "book", "note", "x")
@@ -803,7 +803,7 @@ class ProcessContract(EngineContract):
         last = scene.engine.call(1, "one", "outcomes", 2, 1, "other", "linger", 0.0)
         assert scene.result(last) == ["lost"]
 
-    def test_health_takes_no_slot_whoever_calls_it(self, scene_of: SceneOf, tmp_path: Path) -> None:
+    def test_a_call_of_health_from_a_worker_takes_no_slot(self, scene_of: SceneOf, tmp_path: Path) -> None:
         scene = scene_of(one=Neighbour, server=Server)
         scene.ready(1, "one", "server")
         scene.ready(2, "one")

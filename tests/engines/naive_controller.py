@@ -30,7 +30,7 @@ class NaiveController:
         self._alive: set[int] = set()
         self._idle: deque[int] = deque()
         self._waiting: deque[Segment] = deque()
-        self._in_hand: dict[int, tuple[int, Segment]] = {}
+        self._in_flight: dict[int, tuple[int, Segment]] = {}
         self._out: list[Segment] = []
         self._ended = self._delivered = False
         self.deaths = 0
@@ -46,7 +46,7 @@ class NaiveController:
         commands: list[Command] = [] if self._started else [Pull(0, self._items)]
         for event in events:
             self._hear(event)
-        finished = self._ended and not self._waiting and not self._in_hand
+        finished = self._ended and not self._waiting and not self._in_flight
         if finished and not self._delivered:
             self._delivered = True
             commands.append(Deliver(0, 0, 0, self._items, {self._hosted.name: self._out}))
@@ -68,18 +68,18 @@ class NaiveController:
             case WorkerReady(worker):
                 self._idle.append(worker)
             case BatchesDone(worker, message, segments):
-                self._in_hand.pop(message)
+                self._in_flight.pop(message)
                 self._out += segments
                 self._idle.append(worker)
             case WorkerLost(worker) | WorkerStopped(worker):
                 self._alive.discard(worker)
                 self.deaths += isinstance(event, WorkerLost)
                 self._idle = deque(other for other in self._idle if other != worker)
-                lost = [message for message, (by, _) in self._in_hand.items() if by == worker]
-                self._waiting.extend(self._in_hand.pop(message)[1] for message in lost)
+                lost = [message for message, (by, _) in self._in_flight.items() if by == worker]
+                self._waiting.extend(self._in_flight.pop(message)[1] for message in lost)
 
     def _send(self, worker: int, segment: Segment) -> RunBatches:
         self._sent += 1
-        self._in_hand[self._sent] = (worker, segment)
+        self._in_flight[self._sent] = (worker, segment)
         parts = [(segment, 0, segment.items)]
         return RunBatches(self._sent, worker, self._hosted.name, parts, segment.items, self._batch_size, 100)

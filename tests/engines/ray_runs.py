@@ -15,7 +15,7 @@ from dovetail.control.events import BatchesDone, WorkerLost, WorkerReady
 from dovetail.resources.cluster import Node
 from dovetail.resources.seat import Seat
 from ray_aids import until_available_is
-from runtime.aids import MARK, PLACE, marked
+from runtime.aids import MARK, PLACE, marked_pids
 from waiting import knows_pids, time_limit, until
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ SHARE = 0.5
 """A worker or so per node: there are more CPUs than cores."""
 
 
-def only(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+def use_only_nodes(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Hide all other nodes from runs of this process: each node costs an agent."""
     import ray
 
@@ -46,7 +46,7 @@ def on_ray(ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """Run everything that `run_of` starts on two nodes; afterwards no process is left and all resources are free."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)  # variables with this prefix are sent to workers
-    only(ray_cluster, monkeypatch, *NODES)
+    use_only_nodes(ray_cluster, monkeypatch, *NODES)
     for name, value in {"engine": f"ray:{ray_cluster.address}", "cluster": "auto", "share": SHARE}.items():
         monkeypatch.setitem(PLACE, name, value)
     before = ray_cluster.available()
@@ -57,7 +57,7 @@ def on_ray(ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def nothing_is_left(mark: str) -> None:
-    until(lambda: set(marked(mark)) <= {os.getpid()}, "no process is left")
+    until(lambda: set(marked_pids(mark)) <= {os.getpid()}, "no process is left")
 
 
 def agent_pids(engine: RayEngine) -> dict[str, int]:
@@ -66,7 +66,7 @@ def agent_pids(engine: RayEngine) -> dict[str, int]:
     return {link.node: link.hello.pid for link in links if link.hello is not None}
 
 
-class Bench:
+class RayEngineScene:
     """A Ray engine on some nodes without a run, and the log of its events."""
 
     def __init__(self, cluster: FakeCluster, folder: Path, *nodes: str, **more: Any) -> None:
@@ -98,7 +98,7 @@ class Bench:
 
     def ready(self, worker: int, work: object, *nodes: str, slots: int = 1) -> None:
         self.start(worker, work, *nodes, slots=slots)
-        self.heard(WorkerReady, worker)
+        self.wait_for_event(WorkerReady, worker)
         self.until(lambda: knows_pids(self.engine, worker, max(1, len(nodes))))
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -106,9 +106,9 @@ class Bench:
             self.log += self.engine.poll(0.02)
             return bool(condition())
 
-        until(look, f"something is heard; {self.log}")
+        until(look, f"an event arrives; {self.log}")
 
-    def heard(self, kind: type[Event], worker: int) -> Any:
+    def wait_for_event(self, kind: type[Event], worker: int) -> Any:
         def found() -> list[Event]:
             return [event for event in self.log if isinstance(event, kind) and getattr(event, "worker", 0) == worker]
 
@@ -116,7 +116,7 @@ class Bench:
         return found()[0]
 
     def lost(self, worker: int) -> WorkerLost:
-        found: WorkerLost = self.heard(WorkerLost, worker)
+        found: WorkerLost = self.wait_for_event(WorkerLost, worker)
         return found
 
     def send(self, worker: int, items: list[Any], batch_size: int = 1) -> int:

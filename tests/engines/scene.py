@@ -114,7 +114,7 @@ class Server:
 
 
 class PlainServer(Server):
-    """Without a method that takes no slot."""
+    """Server without a method that takes no slot."""
 
     health = None  # type: ignore[assignment]
 
@@ -311,7 +311,7 @@ class Scene:
     def until(self, condition: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < end, f"waited in vain until {what}; heard {self.log}"
+            assert time.monotonic() < end, f"timeout: waited until {what}; received {self.log}"
             self.listen()
 
     def done(self, message: int) -> BatchesDone:

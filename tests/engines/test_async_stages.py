@@ -111,7 +111,7 @@ def test_concurrent_messages_have_their_own_keys_and_breadcrumbs() -> None:
     places = {100: crumb(), 200: crumb()}
     seen: list[tuple[int, int, int]] = []
 
-    class Looks:
+    class ReturnsKeys:
         def setup(self, worker: Worker) -> None:
             self.worker = worker
 
@@ -124,7 +124,7 @@ def test_concurrent_messages_have_their_own_keys_and_breadcrumbs() -> None:
             seen.append((place[0], place[1], len(keys)))
             return list(keys)
 
-    hosted = host(Looks, 3)
+    hosted = host(ReturnsKeys, 3)
 
     async def both() -> list[MessageOutcome]:
         runs = [

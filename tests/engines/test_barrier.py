@@ -142,8 +142,8 @@ def test_a_result_of_a_barrier_that_cannot_be_written_fails_one_row(tmp_path: Pa
         dt.Stage("whole", everything, barrier=True),
     ]
     sink, rows = tmp_path / "out.jsonl", [{"x": number} for number in range(20)]
-    told = dt.run(dt.Pipeline(stages), rows, sink=str(sink), progress=False, run_dir=str(tmp_path / "run")).wait()
-    assert (told.status, told.failed) == ("finished", 1)
+    finished = dt.run(dt.Pipeline(stages), rows, sink=str(sink), progress=False, run_dir=str(tmp_path / "run")).wait()
+    assert (finished.status, finished.failed) == ("finished", 1)
     assert sorted(json.loads(line)["x"] for line in sink.read_text().splitlines()) == [*range(6), *range(7, 20)]
 
 

@@ -1,4 +1,4 @@
-"""Where epochs begin among the items of a message and among their results."""
+"""Positions of epoch starts among the items of a message and among their results."""
 
 from __future__ import annotations
 

@@ -147,13 +147,13 @@ def test_error_lines_and_tracebacks_have_a_maximum_length() -> None:
     try:
         deep(5_000)
     except ValueError as error:
-        told = summarize_exception(error)
+        summary = summarize_exception(error)
     finally:
         sys.setrecursionlimit(limit)
-    assert len(told.line) == MAX_LINE_CHARS
-    assert MAX_DETAIL_CHARS - 100 < len(told.detail) <= MAX_DETAIL_CHARS
-    assert told.detail.startswith("Traceback")
-    assert "characters omitted" in told.detail
+    assert len(summary.line) == MAX_LINE_CHARS
+    assert MAX_DETAIL_CHARS - 100 < len(summary.detail) <= MAX_DETAIL_CHARS
+    assert summary.detail.startswith("Traceback")
+    assert "characters omitted" in summary.detail
 
 
 def test_an_infinite_recursion_is_reported() -> None:

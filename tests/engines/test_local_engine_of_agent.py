@@ -84,11 +84,11 @@ class Scene:
         self.wait_for(engine, WorkerReady, worker)
 
     def wait_for(self, engine: LocalEngine, kind: type[Any], worker: int) -> Any:
-        self.until(lambda: self.heard(engine, kind, worker), f"worker {worker}: {kind.__name__}")
-        (found,) = self.heard(engine, kind, worker)
+        self.until(lambda: self.events_of(engine, kind, worker), f"worker {worker}: {kind.__name__}")
+        (found,) = self.events_of(engine, kind, worker)
         return found
 
-    def heard(self, engine: LocalEngine, kind: type[Any], worker: int) -> list[Any]:
+    def events_of(self, engine: LocalEngine, kind: type[Any], worker: int) -> list[Any]:
         return [event for event in self.log_of(engine) if isinstance(event, kind) and event.worker == worker]
 
     def send(self, engine: LocalEngine, worker: int, message: int, items: list[Any], name: str = "it") -> None:
@@ -97,7 +97,7 @@ class Scene:
 
     def done(self, engine: LocalEngine, worker: int, message: int) -> BatchesDone:
         def found() -> list[BatchesDone]:
-            return [event for event in self.heard(engine, BatchesDone, worker) if event.message == message]
+            return [event for event in self.events_of(engine, BatchesDone, worker) if event.message == message]
 
         self.until(found, f"message {message} is done")
         (done,) = found()
@@ -426,10 +426,10 @@ class Talks:
             return "end"
         first, *others = workers
         try:
-            said = self.worker.call(first, "it", "chain", *others).result(60)
+            answer = self.worker.call(first, "it", "chain", *others).result(60)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return str(said)
+        return str(answer)
 
     async def hold_async(self, path: str) -> None:
         Path(path).touch()
@@ -485,13 +485,13 @@ def test_a_call_to_another_node_is_forwarded_without_unpickling(scene: Scene, at
         future.add_done_callback(lambda done: a.answer_foreign_call(token, number, *done.result(0)))
 
     a.on_foreign_call = pass_on
-    said = "at once" if at_once else "2:hello"
-    assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, text="hello"))) == (True, said)
+    expected = "at once" if at_once else "2:hello"
+    assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, text="hello"))) == (True, expected)
     assert asked == [(2, "it", "hear", 1, 0)]
     if not at_once:
         assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "bad"))) == (True, "ValueError: bad word")
-        (_, said) = scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "die")))
-        assert said == "WorkerLostError: worker 2 is gone"
+        (_, message) = scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "die")))
+        assert message == "WorkerLostError: worker 2 is gone"
 
 
 def test_large_arguments_and_results_are_forwarded_in_pieces(scene: Scene) -> None:
@@ -552,10 +552,10 @@ def test_a_cycle_of_calls_across_nodes_fails_and_is_named(scene: Scene, workers:
     connect(a, b)
     for engine, worker in ((a, 1), (b, 2), (a, 3)):
         scene.ready(engine, worker, TALKS)
-    fine, said = scene.answer(a.call_pickled(1, "it", "chain", arguments(*workers)))
+    fine, error = scene.answer(a.call_pickled(1, "it", "chain", arguments(*workers)))
     assert fine
-    assert "calls wait for each other" in said
-    assert all(f"it (worker {worker})" in said for worker in workers)
+    assert "calls wait for each other" in error
+    assert all(f"it (worker {worker})" in error for worker in workers)
     assert scene.answer(a.call_pickled(1, "it", "chain", arguments(*workers[:-1]))) == (True, "end")
 
 
@@ -726,8 +726,8 @@ def test_workers_of_an_agent_are_no_ray_workers_but_can_connect_to_its_cluster(
 ) -> None:
     with driver(ray_cluster, tmp_path, AGENT) as script:
         script.says("END")
-        told = script.output.partition("FOUND ")[2].partition(" END")[0]
-        agent, of_agent, child, (folder, path, pid), hook, cluster, address, nodes = json.loads(told)
+        found_text = script.output.partition("FOUND ")[2].partition(" END")[0]
+        agent, of_agent, child, (folder, path, pid), hook, cluster, address, nodes = json.loads(found_text)
         assert {"RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONBREAKPOINT"} <= set(of_agent), "else nothing is tested"
         assert of_agent["OMP_NUM_THREADS"] == "1"
         ours = {name: value for name, value in child.items() if of_agent.get(name) != value}

@@ -180,10 +180,10 @@ def test_an_item_that_segfaults_is_recorded_and_all_others_are_delivered() -> No
 
 def test_an_item_that_always_kills_its_worker_fails_the_run_with_the_cause() -> None:
     run = run_of(dt.Stage("bad", Always({57}, segfault), batch_size=8), source=range(100))
-    with pytest.raises(dt.RunError, match=r"bad.*") as told:
+    with pytest.raises(dt.RunError, match=r"bad.*") as raised:
         list(run)
-    assert "SIGSEGV" in str(told.value)
-    assert (told.value.problems[0].place, told.value.problems[0].evidence[0]) == ("item 57", "item: 57")
+    assert "SIGSEGV" in str(raised.value)
+    assert (raised.value.problems[0].place, raised.value.problems[0].evidence[0]) == ("item 57", "item: 57")
     no_worker_is_left(run)
 
 
@@ -308,12 +308,12 @@ def lock_at_seven(items: list[int]) -> list[object]:
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_result_that_cannot_be_pickled_names_its_stage(slots: int) -> None:
     run = run_of(dt.Stage("locks", lock_at_seven, slots=slots), source=range(20))
-    with pytest.raises(dt.RunError) as told:
+    with pytest.raises(dt.RunError) as raised:
         list(run)
-    assert "locks" in str(told.value)
-    assert "cannot be pickled" in str(told.value)
-    assert "return data (numbers, texts, lists, dicts, arrays)" in str(told.value)
-    assert "lock" in str(told.value)
+    assert "locks" in str(raised.value)
+    assert "cannot be pickled" in str(raised.value)
+    assert "return data (numbers, texts, lists, dicts, arrays)" in str(raised.value)
+    assert "lock" in str(raised.value)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -362,9 +362,9 @@ def no_model() -> None:
 @pytest.mark.usefixtures("in_process")
 def test_a_setup_that_raises_fails_the_run_with_its_message() -> None:
     run = run_of(dt.Stage("model", BadSetup(no_model)), source=range(10))
-    with pytest.raises(dt.RunError, match=r"model.*setup.*there is no model\.bin") as told:
+    with pytest.raises(dt.RunError, match=r"model.*setup.*there is no model\.bin") as raised:
         list(run)
-    assert "in the setup of stage 'model'" in str(told.value) or "no_model" in str(told.value)
+    assert "in the setup of stage 'model'" in str(raised.value) or "no_model" in str(raised.value)
     no_worker_is_left(run)
 
 
@@ -373,9 +373,9 @@ def test_a_setup_that_raises_fails_the_run_with_its_message() -> None:
 )
 def test_a_worker_that_dies_in_setup_fails_the_run_with_the_cause(what: Callable[[], object], text: str) -> None:
     run = run_of(dt.Stage("model", BadSetup(what)), source=range(10))
-    with pytest.raises(dt.RunError, match="model") as told:
+    with pytest.raises(dt.RunError, match="model") as raised:
         list(run)
-    assert text in str(told.value)
+    assert text in str(raised.value)
     no_worker_is_left(run)
 
 
@@ -385,9 +385,9 @@ def test_a_module_that_cannot_be_imported_is_reported_with_its_own_frames_only(
 ) -> None:
     (tmp_path / "imports_a_missing_module.py").write_text("import no_such_package\n\ndef f(rows): return rows\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(dt.RunError) as told:
+    with pytest.raises(dt.RunError) as raised:
         list(run_of(dt.Stage("s", "imports_a_missing_module:f"), source=range(3)))
-    (problem,) = told.value.problems
+    (problem,) = raised.value.problems
     assert problem.message.endswith("ModuleNotFoundError: No module named 'no_such_package'")
     assert problem.evidence[:4] == (
         "Traceback (most recent call last):",
@@ -592,7 +592,7 @@ def firsts(items: list[Any]) -> list[float]:
     return [float(item[0]) for item in items]
 
 
-def passes(items: list[Any]) -> list[Any]:
+def return_items(items: list[Any]) -> list[Any]:
     time.sleep(0.001)
     return items
 
@@ -633,7 +633,7 @@ def test_spool_and_part_files_do_not_get_numbers_of_standard_files(tmp_path: Pat
 def test_large_payloads_of_dead_workers_stay_readable() -> None:
     stages = [
         dt.Stage("make", arrays, fuse=False, workers=1, retries=20),
-        dt.Stage("pass", passes, fuse=False, workers=1),
+        dt.Stage("pass", return_items, fuse=False, workers=1),
         dt.Stage("read", firsts, fuse=False, workers=1),
     ]
     handle: list[dt.Run] = []
@@ -689,7 +689,7 @@ def test_combined_random_faults_lose_and_duplicate_no_item(seed: int) -> None:
     common: dict[str, Any] = {"fuse": False, "retries": 50}  # an item may be hit several times by chance
     stages = [
         dt.Stage("make", arrays, batch_size=dice.choice([1, 4]), **common),
-        dt.Stage("pass", passes, batch_size=dice.choice([1, 8]), slots=dice.choice([None, 3]), **common),
+        dt.Stage("pass", return_items, batch_size=dice.choice([1, 8]), slots=dice.choice([None, 3]), **common),
         dt.Stage("awaited", awaited, slots=4, **common),
         dt.Stage("keep", KeepsAFew, batch_size=3, slots=dice.choice([None, 2]), recycle=30, **common),
     ]

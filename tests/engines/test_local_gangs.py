@@ -263,7 +263,7 @@ class Stage:
             self.log += self.engine.poll(0.02)
             return bool(condition())
 
-        until(look, f"something is heard; {self.log}")
+        until(look, f"an event arrives; {self.log}")
 
     def result(self, future: Future[Any]) -> Any:
         self.until(future.done)
@@ -345,8 +345,8 @@ def test_concurrent_large_calls_and_messages_are_not_mixed_up(stage: Stage) -> N
 def test_a_call_whose_target_dies_raises_worker_lost_error(stage: Stage) -> None:
     stage.start(1)
     stage.start(2)
-    (said,) = stage.done(stage.send(1, [(2, "die")]))
-    assert said.startswith("gone: ")
+    (answer,) = stage.done(stage.send(1, [(2, "die")]))
+    assert answer.startswith("gone: ")
     stage.until(lambda: any(isinstance(event, WorkerLost) for event in stage.log))
     (lost,) = [event for event in stage.log if isinstance(event, WorkerLost)]
     assert (lost.worker, lost.cause) == (2, LossCause.SIGNAL)

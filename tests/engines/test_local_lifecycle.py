@@ -30,11 +30,11 @@ from runtime.aids import (
     is_there,
     kill_one,
     losses,
-    marked,
+    marked_pids,
     memory_files,
     pids_of,
     run_of,
-    said_when_waiting,
+    say_when_waiting,
     workers_of,
 )
 from waiting import LONG, until
@@ -85,7 +85,7 @@ except KeyboardInterrupt:
 
 
 def stuck_script(folder: Path, after: str = "", *, warm: bool = True) -> Script:
-    says = said_when_waiting("all stuck")
+    says = say_when_waiting("all stuck")
     return Script(folder, STUCK.replace("AFTER", after).replace("SAYS", says), warm=warm)
 
 
@@ -111,7 +111,7 @@ def test_a_child_of_the_driver_that_holds_its_sockets_keeps_no_worker_alive(tmp_
         script.says("all stuck")
         child = int((tmp_path / "child").read_text())
         script.kill()
-        until(lambda: marked(script.mark) == [child], "only the child is left", patiently(GONE_S))
+        until(lambda: marked_pids(script.mark) == [child], "only the child is left", patiently(GONE_S))
         os.kill(child, signal.SIGKILL)
         script.all_gone()
 
@@ -192,7 +192,7 @@ for item in run:
     time.sleep(0.02)
 """
 IN_WAIT = f"""
-{said_when_waiting("twenty")}
+{say_when_waiting("twenty")}
 run.wait()
 """
 

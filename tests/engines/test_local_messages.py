@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.time_limit, pytest.mark.usefixtures("by_value")]
 
 
-class Bench:
+class LocalEngineScene:
     """A local engine whose workers host one object each, and the log of its events."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class Bench:
     def until(self, condition: Callable[[], object], what: str) -> None:
         end = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < end, f"waited in vain until {what}; heard {self.log}"
+            assert time.monotonic() < end, f"timeout: waited until {what}; received {self.log}"
             self.log += self.engine.poll(0.05)
 
     def begun(self, message: int, worker: int = 1) -> None:
@@ -87,8 +87,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path / "engine")
+def bench(tmp_path: Path) -> Iterator[LocalEngineScene]:
+    made = LocalEngineScene(tmp_path / "engine")
     yield made
     made.engine.close()
 
@@ -116,7 +116,9 @@ def in_a_thread(work: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_a_post_during_a_wake_up_does_not_suppress_later_ones(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_post_during_a_wake_up_does_not_suppress_later_ones(
+    bench: LocalEngineScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, really = bench.engine, os.eventfd_read
     numbers = iter(range(4))
 
@@ -139,9 +141,9 @@ def test_a_post_during_a_wake_up_does_not_suppress_later_ones(bench: Bench, monk
     bench.until(lambda: len(bench.log) == 4, "the last one arrives")
 
 
-def test_posts_from_another_thread_always_wake_poll(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_posts_from_another_thread_always_wake_poll(bench: LocalEngineScene, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, rounds, at_once = bench.engine, 1000, 3
-    all_heard = threading.Semaphore(1)
+    all_received = threading.Semaphore(1)
     really = os.eventfd_read
 
     def read(fd: int) -> int:
@@ -154,20 +156,20 @@ def test_posts_from_another_thread_always_wake_poll(bench: Bench, monkeypatch: p
 
     def posts() -> None:
         for round_ in range(rounds):
-            all_heard.acquire()
+            all_received.acquire()
             for number in range(at_once):
                 engine.post(Drain(f"{round_}.{number}"))
                 time.sleep(0)
 
     thread = threading.Thread(target=posts, daemon=True)
     thread.start()
-    heard = 0
-    while heard < rounds * at_once:
+    received = 0
+    while received < rounds * at_once:
         began = engine.now()
-        heard += len(engine.poll(PATIENCE_S))
-        assert engine.now() - began < PATIENCE_S / 2, f"it slept after {heard} events"
-        if heard % at_once == 0:
-            all_heard.release()
+        received += len(engine.poll(PATIENCE_S))
+        assert engine.now() - began < PATIENCE_S / 2, f"it slept after {received} events"
+        if received % at_once == 0:
+            all_received.release()
     thread.join()
 
 
@@ -179,7 +181,7 @@ def waits(items: list[Any]) -> list[Any]:
     return items
 
 
-def test_a_worker_that_dies_while_its_socket_is_full_is_lost(bench: Bench) -> None:
+def test_a_worker_that_dies_while_its_socket_is_full_is_lost(bench: LocalEngineScene) -> None:
     bench.ready(1, waits)
     bench.send(0, b"")
     bench.begun(0)
@@ -202,7 +204,7 @@ def same(items: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("short_of", [errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS])
 def test_a_momentary_kernel_memory_shortage_loses_no_message(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, short_of: int
+    bench: LocalEngineScene, monkeypatch: pytest.MonkeyPatch, short_of: int
 ) -> None:
     bench.ready(1, same)
     really = protocol._send_some
@@ -238,7 +240,7 @@ class NotesAndWaits:
         return [items[0][0]]
 
 
-def test_a_message_behind_large_ones_is_never_both_cancelled_and_run(bench: Bench, tmp_path: Path) -> None:
+def test_a_message_behind_large_ones_is_never_both_cancelled_and_run(bench: LocalEngineScene, tmp_path: Path) -> None:
     """One read from the socket ends after every descriptor."""
     bench.ready(1, NotesAndWaits(tmp_path / "log", tmp_path / "gate"))
     bench.send(1, (1, b""))
@@ -278,7 +280,7 @@ class CallsFirst:
         return items
 
 
-def test_a_worker_that_has_called_another_runs_no_cancelled_message(bench: Bench, tmp_path: Path) -> None:
+def test_a_worker_that_has_called_another_runs_no_cancelled_message(bench: LocalEngineScene, tmp_path: Path) -> None:
     for worker in (1, 2):
         bench.ready(worker, CallsFirst(tmp_path / "log"))
     dice, sent, last = random.Random(0), 0, 1200
@@ -327,7 +329,7 @@ class AsksInVain:
         return [found]
 
 
-def test_an_abandoned_call_does_not_stop_a_worker_from_reading(bench: Bench, tmp_path: Path) -> None:
+def test_an_abandoned_call_does_not_stop_a_worker_from_reading(bench: LocalEngineScene, tmp_path: Path) -> None:
     for worker in (1, 2):
         bench.ready(worker, AsksInVain(tmp_path / "gate"))
     bench.send(1, "give up")
@@ -349,7 +351,7 @@ class LeavesInSetup:
         return items
 
 
-def test_an_async_setup_that_exits_is_a_failed_setup(bench: Bench) -> None:
+def test_an_async_setup_that_exits_is_a_failed_setup(bench: LocalEngineScene) -> None:
     bench.start(1, LeavesInSetup)
     end = bench.lost(1)
     assert end.cause is LossCause.SETUP_FAILED
@@ -371,7 +373,7 @@ class StartsLeaver:
         return items
 
 
-def test_a_user_task_that_exits_does_not_stop_other_tasks(bench: Bench) -> None:
+def test_a_user_task_that_exits_does_not_stop_other_tasks(bench: LocalEngineScene) -> None:
     bench.ready(1, StartsLeaver, slots=2)
     for message in range(1, 4):
         bench.send(message, message)
@@ -400,7 +402,7 @@ class KeepsAndFails:
         return [(int(kept.min()), int(kept.max())) for kept in self._kept]
 
 
-def test_input_kept_from_a_message_whose_output_was_spilled_never_changes(bench: Bench) -> None:
+def test_input_kept_from_a_message_whose_output_was_spilled_never_changes(bench: LocalEngineScene) -> None:
     bench.ready(1, KeepsAndFails)
     bench.send(100, np.full(1 << 20, 100, np.uint8))
     assert bench.done(100).failures
@@ -418,7 +420,7 @@ class FindsNoRoom:
         return [np.zeros(2 << 20, np.uint8), np.zeros(8 << 20, np.uint8)]
 
 
-def test_messages_whose_output_was_spilled_leave_no_memory(bench: Bench) -> None:
+def test_messages_whose_output_was_spilled_leave_no_memory(bench: LocalEngineScene) -> None:
     bench.ready(1, FindsNoRoom)
     before = memory_files(bench.pid())
     for message in range(20):
@@ -439,7 +441,7 @@ def writes_and_forks(items: list[Any]) -> list[int]:
     return [int(array.max())]
 
 
-def test_writes_of_a_forked_process_into_its_arrays_are_private(bench: Bench) -> None:
+def test_writes_of_a_forked_process_into_its_arrays_are_private(bench: LocalEngineScene) -> None:
     bench.ready(1, writes_and_forks)
     found = []
     for message in range(25):
@@ -466,7 +468,7 @@ class SavesInBackground:
         return [number]
 
 
-def test_a_process_forked_by_a_call_can_always_read_its_input(bench: Bench, tmp_path: Path) -> None:
+def test_a_process_forked_by_a_call_can_always_read_its_input(bench: LocalEngineScene, tmp_path: Path) -> None:
     bench.ready(1, SavesInBackground(tmp_path))
     for message in range(12):
         bench.send(message, (message, np.full(1 << 20, message, np.uint8)))
@@ -484,7 +486,7 @@ def writes_in_a_hurry(items: list[Any]) -> list[int]:
     return [int(array.max()) for array in items]
 
 
-def test_concurrent_calls_that_write_into_their_inputs_share_no_memory(bench: Bench) -> None:
+def test_concurrent_calls_that_write_into_their_inputs_share_no_memory(bench: LocalEngineScene) -> None:
     bench.ready(1, writes_in_a_hurry, slots=4)
     messages = 160
     for message in range(messages):

@@ -121,18 +121,18 @@ def test_the_worker_that_exceeds_its_request_is_ended_before_memory_runs_out(
             hosted = HostedObject("it", (dt.Stage("it", Fills(size)),))
             engine.submit([StartWorker(worker, (Seat("node-0", 100, 64 * MB),), (hosted,))])
 
-        def heard(kind: type[Any]) -> list[Any]:
+        def events_of(kind: type[Any]) -> list[Any]:
             events.extend(engine.poll(0.01))
             return [event for event in events if isinstance(event, kind)]
 
-        until(lambda: len(heard(WorkerReady)) == 3, "all are ready")
+        until(lambda: len(events_of(WorkerReady)) == 3, "all are ready")
         use[0] = MemoryUsage(199 * MB, 200 * MB)
-        until(lambda: heard(WorkerLost), "it is lost")
-        (lost,) = heard(WorkerLost)
+        until(lambda: events_of(WorkerLost), "it is lost")
+        (lost,) = events_of(WorkerLost)
         assert (lost.worker, lost.cause) == (2, LossCause.OUT_OF_MEMORY)
         assert "and requested 64MB" in lost.detail
         assert lost.peak_bytes > 300 * MB
-        assert len(heard(WorkerLost)) == 1, "workers that keep to their requests go on"
+        assert len(events_of(WorkerLost)) == 1, "workers within their requests continue"
     finally:
         engine.close()
 

@@ -113,15 +113,15 @@ def test_no_agent_is_restarted_on_a_node_that_has_left(tmp_path: Path) -> None:
 
 
 def test_a_scheduled_message_arrives_when_it_is_due() -> None:
-    heard: SimpleQueue[Any] = SimpleQueue()
-    listener = AgentListener(heard)
+    received: SimpleQueue[Any] = SimpleQueue()
+    listener = AgentListener(received)
     listener.schedule(60.0, RestartAgent("late"))
     listener.schedule(0.0, RestartAgent("soon"))
     listener._thread.start()
     try:
-        assert heard.get(timeout=PATIENCE_S) == (None, RestartAgent("soon"))
+        assert received.get(timeout=PATIENCE_S) == (None, RestartAgent("soon"))
         with pytest.raises(Empty):
-            heard.get_nowait()
+            received.get_nowait()
     finally:
         listener.close()
 
@@ -208,17 +208,17 @@ class Leaves(NoHandle):
 
 
 def test_a_listener_reports_the_loss_of_ray_once() -> None:
-    heard: SimpleQueue[Any] = SimpleQueue()
-    listener = AgentListener(heard)
+    received: SimpleQueue[Any] = SimpleQueue()
+    listener = AgentListener(received)
     handle: Any = NoHandle()
     setup: Any = NoHandle()
     link = AgentLink("a", "", handle, setup)
     link.handle = Leaves()
     listener.add(link)
-    assert heard.get(timeout=PATIENCE_S) == (None, RayLost(SHUTDOWN_MESSAGE, SHUTDOWN_FIX))
+    assert received.get(timeout=PATIENCE_S) == (None, RayLost(SHUTDOWN_MESSAGE, SHUTDOWN_FIX))
     listener.add(link)
     listener.close()
-    assert heard.empty()
+    assert received.empty()
 
 
 def test_after_the_loss_of_ray_the_run_fails_once_and_no_agent_is_restarted(engine: RayEngine) -> None:
@@ -257,13 +257,13 @@ def test_a_long_silence_of_the_head_is_reported_once_and_a_short_one_is_not() ->
 def test_the_cluster_watcher_reports_a_silent_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure_detection, "HEAD_TIMEOUT_S", 0.2)
     monkeypatch.setattr(agent_link, "HEARTBEAT_S", 0.02)
-    heard: SimpleQueue[Any] = SimpleQueue()
+    received: SimpleQueue[Any] = SimpleQueue()
     head = HeadWatchdog()
-    listener = AgentListener(heard, head)
+    listener = AgentListener(received, head)
     listener._thread.start()
     try:
         with head.probe():
-            assert heard.get(timeout=PATIENCE_S) == (None, RayLost(SILENT_HEAD_MESSAGE, agents_lost=False))
+            assert received.get(timeout=PATIENCE_S) == (None, RayLost(SILENT_HEAD_MESSAGE, agents_lost=False))
     finally:
         listener.close()
 
@@ -298,29 +298,29 @@ def test_the_run_fails_when_all_nodes_are_lost_after_their_agents_died(tmp_path:
 
 def test_the_cluster_is_discovered_again_only_when_nodes_join_or_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure_detection, "NODE_POLL_S", 0.01)
-    heard: SimpleQueue[Any] = SimpleQueue()
+    received: SimpleQueue[Any] = SimpleQueue()
     rows = [row("aa")]
-    looks: list[int] = []
+    discoveries: list[int] = []
 
     def look() -> Any:
-        looks.append(len(rows))
+        discoveries.append(len(rows))
         return build_cluster(rows, {}, {})
 
-    def heard_of(ids: set[str]) -> bool:
-        what = heard.get(timeout=PATIENCE_S)[1]
+    def next_nodes_are(ids: set[str]) -> bool:
+        what = received.get(timeout=PATIENCE_S)[1]
         return (set() if isinstance(what, NoNodesError) else set(what.ids)) == ids
 
-    lookout = ClusterWatcher(heard, look, nodes=lambda: rows)
+    lookout = ClusterWatcher(received, look, nodes=lambda: rows)
     try:
-        assert all(heard_of({"host-aa"}) for _ in range(5))
-        assert looks == [1]
+        assert all(next_nodes_are({"host-aa"}) for _ in range(5))
+        assert discoveries == [1]
         rows = [row("aa"), row("bb")]
-        until(lambda: heard_of({"host-aa", "host-bb"}), "the other one is seen")
-        assert looks == [1, 2]
+        until(lambda: next_nodes_are({"host-aa", "host-bb"}), "the other one is seen")
+        assert discoveries == [1, 2]
         rows = [row("aa", CPU=0)]
-        until(lambda: heard_of(set()), "the loss of the last node is reported")
+        until(lambda: next_nodes_are(set()), "the loss of the last node is reported")
         rows = [row("aa")]
-        until(lambda: heard_of({"host-aa"}), "it is there again")
+        until(lambda: next_nodes_are({"host-aa"}), "it is there again")
     finally:
         lookout.close()
 

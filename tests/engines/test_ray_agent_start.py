@@ -42,7 +42,7 @@ def _same(items: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("Traceback:\n  File x\nImportError: no such module\n", "ImportError: no such module"),
         (
@@ -53,5 +53,5 @@ def _same(items: list[Any]) -> list[Any]:
         ("", "no reason given"),
     ],
 )
-def test_the_last_error_of_a_traceback_is_reported(text: str, said: str) -> None:
-    assert _last_error(text) == said
+def test_the_last_error_of_a_traceback_is_reported(text: str, message: str) -> None:
+    assert _last_error(text) == message

@@ -294,17 +294,17 @@ class NeverStarts:
 
 def test_a_failed_start_is_retried_and_then_reported() -> None:
     tried: list[int] = []
-    said: list[str] = []
+    messages: list[str] = []
 
     def fail(_ray: Any, size: Any) -> None:
         tried.append(size.cpus)
         raise RuntimeError("The current node timed out during startup.")
 
     with pytest.raises(EngineError, match="too busy") as caught:
-        start_local_ray(NeverStarts(), said.append, fail)
+        start_local_ray(NeverStarts(), messages.append, fail)
     assert caught.value.codes == ("DT392",)
     assert len(tried) == MAX_ATTEMPTS
-    assert len(said) == MAX_ATTEMPTS - 1
+    assert len(messages) == MAX_ATTEMPTS - 1
 
 
 def test_only_processes_of_ray_are_ended_after_a_failed_start() -> None:

@@ -16,7 +16,7 @@ from dovetail.control.commands import StopWorker
 from dovetail.control.engine import CallNotSentError, CallOptions, DeadlineExceededError, WorkerLostError
 from dovetail.control.events import WorkerReady, WorkerStopped
 from dovetail.engines.local.protocol import encode_frame
-from engines.ray_runs import Bench, agent_pids
+from engines.ray_runs import RayEngineScene, agent_pids
 from runtime.aids import is_there
 from waiting import PATIENCE_S, until
 
@@ -58,8 +58,8 @@ class Recorder:
 
 
 @pytest.fixture
-def bench(ray_cluster: FakeCluster, tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(ray_cluster, tmp_path, "d")
+def bench(ray_cluster: FakeCluster, tmp_path: Path) -> Iterator[RayEngineScene]:
+    made = RayEngineScene(ray_cluster, tmp_path, "d")
     yield made
     made.close()
 
@@ -71,7 +71,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def stopped_agent(bench: Bench) -> Iterator[None]:
+def stopped_agent(bench: RayEngineScene) -> Iterator[None]:
     (pid,) = agent_pids(bench.engine).values()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -81,7 +81,7 @@ def stopped_agent(bench: Bench) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def agent_of(bench: Bench) -> AgentLink:
+def agent_of(bench: RayEngineScene) -> AgentLink:
     (link,) = bench.engine.agents.links()
     return link
 
@@ -91,7 +91,7 @@ def has_socket(address: str) -> bool:
     return f"@{address}\n" in Path("/proc/net/unix").read_text()
 
 
-def test_calls_do_not_pass_the_agent(bench: Bench, patient: None) -> None:
+def test_calls_do_not_pass_the_agent(bench: RayEngineScene, patient: None) -> None:
     bench.ready(1, Recorder, "d")
     pid = bench.result(bench.engine.call(1, "it", "pid"))
     with stopped_agent(bench):
@@ -103,7 +103,7 @@ def test_calls_from_another_machine_pass_the_agent(
     ray_cluster: FakeCluster, tmp_path: Path, patient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dovetail.engines.ray.agent_pool.machine_id", lambda: "another machine")
-    bench = Bench(ray_cluster, tmp_path, "d")
+    bench = RayEngineScene(ray_cluster, tmp_path, "d")
     try:
         bench.ready(1, Recorder, "d")
         assert not agent_of(bench).call_address
@@ -118,8 +118,8 @@ def test_calls_from_another_machine_pass_the_agent(
 
 
 @pytest.mark.parametrize("wrong", ["call_address", "call_secret"])
-def test_calls_pass_an_agent_that_refuses_a_socket(bench: Bench, wrong: str) -> None:
-    """Also those that were made before the refusal."""
+def test_calls_pass_an_agent_that_refuses_a_socket(bench: RayEngineScene, wrong: str) -> None:
+    """This includes calls made before the refusal."""
     bench.ready(1, Recorder, "d")
     setattr(agent_of(bench), wrong, "wrong")
     calls = [bench.engine.call(1, "it", "note", number, bytes(number % 2 * MB)) for number in range(20)]
@@ -129,7 +129,7 @@ def test_calls_pass_an_agent_that_refuses_a_socket(bench: Bench, wrong: str) -> 
 
 
 def test_a_call_past_its_deadline_ends_while_the_agent_that_should_pass_the_socket_on_is_stopped(
-    bench: Bench, patient: None
+    bench: RayEngineScene, patient: None
 ) -> None:
     bench.ready(1, Recorder, "d")
     with stopped_agent(bench):
@@ -141,7 +141,7 @@ def test_a_call_past_its_deadline_ends_while_the_agent_that_should_pass_the_sock
     assert bench.result(bench.engine.call(1, "it", "noted")) == [2]
 
 
-def test_calls_keep_their_order_when_their_way_changes(bench: Bench) -> None:
+def test_calls_keep_their_order_when_their_way_changes(bench: RayEngineScene) -> None:
     """The first calls are calls of Ray, some of them large and in several pieces."""
     bench.start(1, Recorder, "d")
     calls: list[Any] = []
@@ -155,7 +155,7 @@ def test_calls_keep_their_order_when_their_way_changes(bench: Bench) -> None:
 
 
 def test_a_killed_worker_ends_its_calls_although_a_process_of_its_own_has_its_socket(
-    bench: Bench, tmp_path: Path
+    bench: RayEngineScene, tmp_path: Path
 ) -> None:
     bench.ready(1, Recorder, "d")
     worker = bench.result(bench.engine.call(1, "it", "pid"))
@@ -185,13 +185,13 @@ def open_for_calls(address: str) -> list[str]:
     return found
 
 
-def test_no_socket_and_no_descriptor_is_left(bench: Bench) -> None:
+def test_no_socket_and_no_descriptor_is_left(bench: RayEngineScene) -> None:
     bench.ready(1, Recorder, "d")
     address = agent_of(bench).call_address
     bench.result(bench.engine.call(1, "it", "note", 1, bytes(MB)))
     assert len(open_for_calls(address)) == 1
     bench.engine.submit([StopWorker(1)])
-    bench.heard(WorkerStopped, 1)
+    bench.wait_for_event(WorkerStopped, 1)
     assert open_for_calls(address) == []
     assert has_socket(address)
     bench.ready(2, Recorder, "d")
@@ -202,7 +202,7 @@ def test_no_socket_and_no_descriptor_is_left(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "wrong", 7])
-def test_only_who_knows_the_secret_gets_a_socket(bench: Bench, secret: Any) -> None:
+def test_only_who_knows_the_secret_gets_a_socket(bench: RayEngineScene, secret: Any) -> None:
     bench.ready(1, Recorder, "d")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE_S)

@@ -117,19 +117,19 @@ def test_card_models_are_recognised_by_name() -> None:
     assert reported_cards({"GPU": 2.0, "accelerator_type:A100-80G": 1.0}, {}) == (Gpu.of("A100", "80GB"),) * 2
     assert reported_cards({"GPU": 1.0}, {"ray.io/accelerator-type": "L4"}) == (Gpu.of("L4"),)
     assert reported_cards({"CPU": 1.0}, {}) == ()
-    said = reported_cards({"GPU": 1.0, "accelerator_type:A100": 1.0}, {"dovetail.io/gpu-memory": "80GB"})
-    assert said[0].memory_bytes == 80 * GB
+    reported = reported_cards({"GPU": 1.0, "accelerator_type:A100": 1.0}, {"dovetail.io/gpu-memory": "80GB"})
+    assert reported[0].memory_bytes == 80 * GB
 
 
 def test_unnamed_cards_are_inspected() -> None:
-    said = reported_cards({"GPU": 3.0}, {})
-    assert are_cards_unknown(said)
+    reported = reported_cards({"GPU": 3.0}, {})
+    assert are_cards_unknown(reported)
     assert are_cards_unknown(reported_cards({"GPU": 1.0, "accelerator_type:AMD Instinct": 1.0}, {}))
     assert not are_cards_unknown(reported_cards({"GPU": 1.0, "accelerator_type:T4": 1.0}, {}))
     looked = [{"model": "L4", "memory_bytes": 23 * GB, "nvdecs": 4, "nvencs": 2}] * 2
-    assert [card.memory_bytes for card in merge_probed_cards(said, looked)] == [23 * GB, 23 * GB, 0]
-    assert merge_probed_cards(said, []) == said
-    assert len(merge_probed_cards(said[:1], looked)) == 1
+    assert [card.memory_bytes for card in merge_probed_cards(reported, looked)] == [23 * GB, 23 * GB, 0]
+    assert merge_probed_cards(reported, []) == reported
+    assert len(merge_probed_cards(reported[:1], looked)) == 1
 
 
 # --- foreign holders
@@ -314,19 +314,19 @@ def test_our_placement_groups_are_never_reported_as_foreign(attached: FakeCluste
 
     from dovetail.engines.ray.discovery import discover
 
-    looks = [("before", discover().foreign)]
+    observations = [("before", discover().foreign)]
 
     def all_is_back() -> bool:
-        looks.append(("removed", discover().foreign))
+        observations.append(("removed", discover().foreign))
         return not discover(ours={}).foreign
 
     for number in range(5):
         made = placement_group([{"CPU": 2}], name=f"dovetail:run-{number}")
         assert made.wait(PATIENCE_S)
-        looks += [("made", discover().foreign) for _ in range(20)]
+        observations += [("made", discover().foreign) for _ in range(20)]
         remove_placement_group(made)
         until(all_is_back, "it is given back")
-    assert [look for look in looks if look[1]] == []
+    assert [look for look in observations if look[1]] == []
 
 
 def test_joining_and_leaving_nodes_are_detected(attached: FakeCluster) -> None:
@@ -357,12 +357,12 @@ def test_a_node_whose_cards_cannot_be_inspected_is_asked_once(
     attached: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert attached.address
-    nobody = "ab" * 28
-    found, (note,) = probe_nodes([nobody])
+    unknown_node = "ab" * 28
+    found, (note,) = probe_nodes([unknown_node])
     assert found == {}
     assert "could not be probed" in note
     monkeypatch.setattr(discovery, "_probe_task", lambda node: pytest.fail(f"{node} was asked again"))
-    assert probe_nodes([nobody]) == ({}, [note])
+    assert probe_nodes([unknown_node]) == ({}, [note])
 
 
 def test_the_group_table_matches_the_one_of_ray(attached: FakeCluster) -> None:

@@ -49,9 +49,9 @@ def test_a_key_error_of_the_environment_becomes_a_hint() -> None:
     os.environ.pop("MY_TOKEN", None)
     with pytest.raises(KeyError) as caught:
         _ = os.environ["MY_TOKEN"]
-    told = summarize_exception(caught.value)
-    assert missing_variable_hint(told.line, told.detail, {"MY_TOKEN": "x"}, {}) == SAYS
-    assert missing_variable_hint(told.line, "", {"MY_TOKEN": "x"}, {}) == SAYS
+    summary = summarize_exception(caught.value)
+    assert missing_variable_hint(summary.line, summary.detail, {"MY_TOKEN": "x"}, {}) == SAYS
+    assert missing_variable_hint(summary.line, "", {"MY_TOKEN": "x"}, {}) == SAYS
 
 
 def test_a_setup_whose_error_was_raised_from_a_key_error_gets_the_hint() -> None:
@@ -63,13 +63,13 @@ def test_a_setup_whose_error_was_raised_from_a_key_error_gets_the_hint() -> None
 
     with pytest.raises(RuntimeError) as caught:
         log_in()
-    told = summarize_exception(caught.value)
-    assert missing_variable_hint(told.line, told.detail, {"MY_TOKEN": "x"}, {"OTHER": "1"}) == SAYS
+    summary = summarize_exception(caught.value)
+    assert missing_variable_hint(summary.line, summary.detail, {"MY_TOKEN": "x"}, {"OTHER": "1"}) == SAYS
 
 
 def test_an_error_that_mentions_a_variable_gets_the_hint() -> None:
-    said = "OpenAIError: pass api_key or set the MY_TOKEN environment variable"
-    assert missing_variable_hint(said, "Traceback ...", {"MY_TOKEN": "x"}, {}) == SAYS
+    message = "OpenAIError: pass api_key or set the MY_TOKEN environment variable"
+    assert missing_variable_hint(message, "Traceback ...", {"MY_TOKEN": "x"}, {}) == SAYS
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_no_hint_is_given_where_sending_would_not_help(environ: dict[str, str], 
 def test_a_key_error_of_another_mapping_gets_no_hint() -> None:
     with pytest.raises(KeyError) as caught:
         {"other": 1}["HOME"]
-    told = summarize_exception(caught.value)
-    assert missing_variable_hint(told.line, told.detail, {"HOME": "/root"}, {}) is None
+    summary = summarize_exception(caught.value)
+    assert missing_variable_hint(summary.line, summary.detail, {"HOME": "/root"}, {}) is None
 
 
 def test_variables_that_workers_set_themselves_are_never_recommended() -> None:

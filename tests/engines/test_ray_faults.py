@@ -19,7 +19,7 @@ from dovetail.control.commands import Cancel, StopWorker
 from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesReturned, LossCause, NodeJoined, NodeLeft
 from engines import test_local_faults
-from engines.ray_runs import Bench, agent_pids, on_ray, only
+from engines.ray_runs import RayEngineScene, agent_pids, on_ray, use_only_nodes
 from engines.test_local_faults import (
     Once,
     double,
@@ -108,13 +108,13 @@ class DiesInSetup(Dies):
 
 
 @pytest.fixture(scope="module")
-def bench(ray_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    made = Bench(ray_cluster, tmp_path_factory.mktemp("bench"), "a", "d")
+def bench(ray_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayEngineScene]:
+    made = RayEngineScene(ray_cluster, tmp_path_factory.mktemp("bench"), "a", "d")
     yield made
     made.close()
 
 
-def test_each_cause_of_loss_is_reported_with_the_running_call(bench: Bench) -> None:
+def test_each_cause_of_loss_is_reported_with_the_running_call(bench: RayEngineScene) -> None:
     expected = {
         "segfault": (LossCause.SIGNAL, "signal 11 (SIGSEGV"),
         "kill_9": (LossCause.SIGNAL, "signal 9 (SIGKILL"),
@@ -132,14 +132,14 @@ def test_each_cause_of_loss_is_reported_with_the_running_call(bench: Bench) -> N
         assert [(crumb.message, crumb.index, crumb.exact) for crumb in lost.breadcrumbs] == [(sent[worker], 2, True)]
 
 
-def test_a_memory_error_is_reported_as_out_of_memory(bench: Bench) -> None:
+def test_a_memory_error_is_reported_as_out_of_memory(bench: RayEngineScene) -> None:
     bench.start(110, Dies, "d")
     done = bench.answer(bench.send(110, ["fine", "much", "much_of_a_card", "fine"]))
-    told = [(failure.start, failure.out_of_memory, failure.on_gpu) for failure in done.failures]
-    assert told == [(1, True, False), (2, True, True)]
+    reported = [(failure.start, failure.out_of_memory, failure.on_gpu) for failure in done.failures]
+    assert reported == [(1, True, False), (2, True, True)]
 
 
-def test_a_failed_setup_is_reported_with_its_exception(bench: Bench) -> None:
+def test_a_failed_setup_is_reported_with_its_exception(bench: RayEngineScene) -> None:
     expected = {
         "much": (LossCause.SETUP_FAILED, "cannot allocate 7 TB"),
         "segfault": (LossCause.SIGNAL, "SIGSEGV"),
@@ -153,14 +153,14 @@ def test_a_failed_setup_is_reported_with_its_exception(bench: Bench) -> None:
     assert 'raise MemoryError("cannot allocate 7 TB")' in bench.lost(120).detail  # the traceback
 
 
-def test_a_stop_of_a_hung_call_is_quick_and_others_continue(bench: Bench) -> None:
+def test_a_stop_of_a_hung_call_is_quick_and_others_continue(bench: RayEngineScene) -> None:
     bench.ready(130, Dies, "d")
     bench.ready(131, Dies, "d")
     hung = bench.send(130, ["hangs"])
     behind = bench.send(130, ["fine"])
     bench.until(lambda: bench.engine.running(130) == (hung,))
     bench.engine.submit([Cancel(behind, 130)])
-    assert bench.heard(BatchesReturned, 130).message == behind
+    assert bench.wait_for_event(BatchesReturned, 130).message == behind
     began = time.monotonic()
     bench.engine.submit([StopWorker(130, drain=False, reason="too long")])
     lost = bench.lost(130)
@@ -174,7 +174,7 @@ def test_a_stop_of_a_hung_call_is_quick_and_others_continue(bench: Bench) -> Non
 
 
 def test_the_memory_watch_ends_a_worker_before_memory_runs_out(ray_cluster: FakeCluster, tmp_path: Path) -> None:
-    made = Bench(ray_cluster, tmp_path, "d", memory_full=0.0001)
+    made = RayEngineScene(ray_cluster, tmp_path, "d", memory_full=0.0001)
     try:
         made.start(1, Dies, "d")
         message = made.send(1, ["hangs"])
@@ -217,7 +217,7 @@ def memory_group(limit: int) -> Iterator[Path]:
 def test_an_oom_kill_is_reported_as_out_of_memory(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     with memory_group(1 << 30) as group, add_node(ray_cluster) as node:
         (group / "cgroup.procs").write_text(str(node.raylet_pid))  # and all processes that it starts from now on
-        made = Bench(ray_cluster, tmp_path, node.name, memory_full=100.0)
+        made = RayEngineScene(ray_cluster, tmp_path, node.name, memory_full=100.0)
         try:
             made.ready(1, Dies, node.name)
             made.ready(2, Dies, node.name)
@@ -268,7 +268,7 @@ def kill_agent(run: dt.Run) -> None:
 def test_a_killed_agent_loses_no_item_and_is_replaced(
     nodes: tuple[str, ...], ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only(ray_cluster, monkeypatch, *nodes)
+    use_only_nodes(ray_cluster, monkeypatch, *nodes)
     kills, items = (5, 5000) if LONG else (1, 1500)
     run = run_of(
         dt.Stage("double", double, fuse=False, workers=2),
@@ -281,7 +281,7 @@ def test_a_killed_agent_loses_no_item_and_is_replaced(
     assert run.errors == []
 
 
-def test_workers_of_a_killed_agent_are_lost_and_can_be_restarted(bench: Bench) -> None:
+def test_workers_of_a_killed_agent_are_lost_and_can_be_restarted(bench: RayEngineScene) -> None:
     bench.ready(140, Dies, "d")
     bench.ready(141, Dies, "a")
     (pid,) = bench.engine.processes()[140][1]

@@ -18,7 +18,7 @@ from dovetail.control.engine import CallOptions, WorkerLostError
 from dovetail.control.events import BatchesReturned, LossCause, WorkerReady, WorkerStopped
 from dovetail.resources.seat import CardShare, Seat
 from engines import socket_group, test_local_faults, test_local_gangs, test_worker_environment
-from engines.ray_runs import Bench, agent_pids, on_ray
+from engines.ray_runs import RayEngineScene, agent_pids, on_ray
 from engines.socket_group import SocketGroup
 from engines.test_local_faults import test_only_results_that_cannot_be_pickled_are_recorded_as_failed
 from engines.test_local_gangs import GangCards, Talks, TorchGroup
@@ -46,8 +46,8 @@ MB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def bench(ray_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    made = Bench(ray_cluster, tmp_path_factory.mktemp("bench"), "a", "d")
+def bench(ray_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayEngineScene]:
+    made = RayEngineScene(ray_cluster, tmp_path_factory.mktemp("bench"), "a", "d")
     yield made
     made.close()
 
@@ -95,7 +95,7 @@ class Meets:
 
 
 @pytest.mark.parametrize("nodes", ["dd", "ad", "ada"], ids=["one node", "two nodes", "three ranks on two nodes"])
-def test_the_ranks_of_a_gang_connect(bench: Bench, nodes: str) -> None:
+def test_the_ranks_of_a_gang_connect(bench: RayEngineScene, nodes: str) -> None:
     worker = 200 + len(nodes) + ("a" in nodes)
     bench.ready(worker, Meets, *nodes)
     (first, second) = bench.done(bench.send(worker, ["x", "y"]))
@@ -114,24 +114,24 @@ def test_the_ranks_of_a_gang_connect(bench: Bench, nodes: str) -> None:
     calls = [bench.engine.call_with(CallOptions(rank=rank), worker, "it", "who") for rank in range(len(nodes))]
     assert [bench.result(call) for call in calls] == list(range(len(nodes)))
     bench.engine.submit([StopWorker(worker)])
-    bench.heard(WorkerStopped, worker)
+    bench.wait_for_event(WorkerStopped, worker)
 
 
 @pytest.mark.parametrize("group", [SocketGroup, pytest.param(TorchGroup, marks=pytest.mark.long)])
-def test_the_ranks_of_a_node_see_the_same_cards_in_the_same_order(bench: Bench, group: type[Any]) -> None:
+def test_the_ranks_of_a_node_see_the_same_cards_in_the_same_order(bench: RayEngineScene, group: type[Any]) -> None:
     """Two of the three ranks are on one node. Cards have the names that Ray gave to their positions."""
     worker = 220 + (group is SocketGroup)
     cards = [("d", 1), ("a", 0), ("d", 0)]
     seats = tuple(Seat(node, 100, cards=(CardShare(card, 1000),)) for node, card in cards)
     bench.engine.submit([StartWorker(worker, seats, (HostedObject("it", GangCards(group)),))])
-    bench.heard(WorkerReady, worker)
+    bench.wait_for_event(WorkerReady, worker)
     (ranks,) = bench.done(bench.send(worker, [0]))
     assert ranks == [[0, 0, "1,0", [0]], [1, 0, "0", [0]], [2, 1, "1,0", [1]]]
     bench.engine.submit([StopWorker(worker)])
-    bench.heard(WorkerStopped, worker)
+    bench.wait_for_event(WorkerStopped, worker)
 
 
-def test_the_ranks_of_a_gang_on_two_nodes_end_together(bench: Bench) -> None:
+def test_the_ranks_of_a_gang_on_two_nodes_end_together(bench: RayEngineScene) -> None:
     bench.ready(210, Meets, "a", "d")
     pids = bench.engine.processes()[210][1]
     assert len(pids) == 2
@@ -149,13 +149,13 @@ def test_a_run_on_a_share_of_the_cluster_has_a_gang_across_nodes() -> None:
     gang = dt.Stage("gang", Meets, dt.Resources(cpus=2), ranks=2, workers=1)
     found = list(run_of(gang, source=["x"] * 20))
     assert len(found) == 20
-    assert {len({about["node"] for about, _ in everybody}) for everybody in found} == {2}
+    assert {len({about["node"] for about, _ in all_ranks}) for all_ranks in found} == {2}
 
 
 # Calls
 
 
-def test_workers_call_each_other_on_one_node_and_across_nodes(bench: Bench) -> None:
+def test_workers_call_each_other_on_one_node_and_across_nodes(bench: RayEngineScene) -> None:
     for worker, node in ((301, "a"), (302, "d"), (303, "d")):
         bench.start(worker, Chats, node, slots=2)
     for asks, asked in ((301, 302), (302, 301), (302, 303), (303, 303)):
@@ -167,14 +167,14 @@ def test_workers_call_each_other_on_one_node_and_across_nodes(bench: Bench) -> N
     assert bench.done(bench.send(301, [(99, "x")]))[0].startswith("gone: ")
 
 
-def test_large_calls_across_nodes(bench: Bench) -> None:
+def test_large_calls_across_nodes(bench: RayEngineScene) -> None:
     data = b"y" * (3 * MB)
     assert bench.result(bench.engine.call(301, "it", "sizes", 302, data, 20)) == [len(data)] * 20
     assert bench.result(bench.engine.call(301, "it", "lengths", 302, 3 * MB, 20)) == [3 * MB] * 20
     assert len(bench.result(bench.engine.call(302, "it", "large", 20 * MB))) == 20 * MB
 
 
-def test_slow_calls_across_nodes_do_not_delay_others(bench: Bench) -> None:
+def test_slow_calls_across_nodes_do_not_delay_others(bench: RayEngineScene) -> None:
     """Calls to other workers succeed while many calls wait for a busy worker."""
     bench.start(310, Chats, "a", slots=50)
     bench.start(311, Chats, "d", slots=40)
@@ -204,24 +204,24 @@ class Numbered:
         return found
 
 
-def test_calls_across_nodes_arrive_in_the_order_made_also_at_a_worker_that_is_starting(bench: Bench) -> None:
+def test_calls_across_nodes_arrive_in_the_order_made_also_at_a_worker_that_is_starting(bench: RayEngineScene) -> None:
     bench.ready(330, Numbered, "a")
     bench.start(331, Numbered, "d")
     assert bench.result(bench.engine.call(330, "it", "send", 331, 60)) == list(range(60))
     bench.engine.submit([StopWorker(330), StopWorker(331)])
-    bench.heard(WorkerStopped, 331)
+    bench.wait_for_event(WorkerStopped, 331)
 
 
-def test_a_call_across_nodes_raises_worker_lost_error_when_its_worker_dies(bench: Bench) -> None:
+def test_a_call_across_nodes_raises_worker_lost_error_when_its_worker_dies(bench: RayEngineScene) -> None:
     bench.start(321, Chats, "a")
     bench.start(322, Chats, "d")
-    (said,) = bench.done(bench.send(321, [(322, "die")]))
-    assert said.startswith("gone: ")
+    (outcome,) = bench.done(bench.send(321, [(322, "die")]))
+    assert outcome.startswith("gone: ")
     assert bench.lost(322).cause is LossCause.SIGNAL
     assert bench.done(bench.send(321, [(322, "again")]))[0].startswith("gone: ")
 
 
-def test_a_call_across_nodes_raises_worker_lost_error_when_the_agent_dies(bench: Bench) -> None:
+def test_a_call_across_nodes_raises_worker_lost_error_when_the_agent_dies(bench: RayEngineScene) -> None:
     bench.ready(331, Chats, "a", slots=2)
     bench.ready(332, Chats, "d", slots=2)
     call = bench.engine.call(331, "it", "wait_for", 332)
@@ -231,16 +231,16 @@ def test_a_call_across_nodes_raises_worker_lost_error_when_the_agent_dies(bench:
     assert bench.lost(332).cause is LossCause.NODE_LOST
 
 
-def test_a_message_whose_input_is_lost_with_an_agent_is_returned(bench: Bench) -> None:
-    bench.ready(341, passes, "a")
-    bench.ready(342, passes, "d")
-    bench.ready(343, passes, "d", "d")
+def test_a_message_whose_input_is_lost_with_an_agent_is_returned(bench: RayEngineScene) -> None:
+    bench.ready(341, return_items, "a")
+    bench.ready(342, return_items, "d")
+    bench.ready(343, return_items, "d", "d")
     made = bench.answer(bench.send(341, ["x"]))
     os.kill(agent_pids(bench.engine)["a"], signal.SIGKILL)
     parts = [(segment, 0, segment.items) for segment in made.segments]
     for worker in (342, 343):  # before and after its loss is known
         message = bench.pass_on(worker, parts)
-        assert bench.heard(BatchesReturned, worker).message == message
+        assert bench.wait_for_event(BatchesReturned, worker).message == message
         bench.lost(341)
         assert bench.done(bench.send(worker, ["y"])) == ["y"]
 
@@ -419,7 +419,7 @@ def track(items: list[int]) -> list[str]:
 
 
 def test_stage_code_finds_the_named_actors_of_the_driver(ray_cluster: FakeCluster) -> None:
-    """Without ray.init: Ray connects on first use."""
+    """It needs no ray.init: Ray connects on first use."""
     import ray
 
     from dovetail.engines.ray.attachment import RayAddress, attach
@@ -461,7 +461,7 @@ class Sums:
 
 
 @pytest.mark.long
-def test_arrays_of_50_mb_within_a_node_and_between_nodes(bench: Bench) -> None:
+def test_arrays_of_50_mb_within_a_node_and_between_nodes(bench: RayEngineScene) -> None:
     bench.start(401, arrays, "a")
     bench.start(402, Sums, "a")
     bench.start(403, Sums, "d")
@@ -475,13 +475,13 @@ def test_arrays_of_50_mb_within_a_node_and_between_nodes(bench: Bench) -> None:
 
 
 def test_arrays_of_50_mb_through_a_run() -> None:
-    """As input, between stages and as output."""
-    stages = [dt.Stage("pass", passes, fuse=False), dt.Stage("again", passes, fuse=False)]
+    """Arrays are input, messages between stages, and output."""
+    stages = [dt.Stage("pass", return_items, fuse=False), dt.Stage("again", return_items, fuse=False)]
     found = list(run_of(*stages, source=(np.full(50 * MB // 8, number, dtype=np.float64) for number in range(2))))
     assert sorted(float(array[-1]) for array in found) == [0.0, 1.0]
 
 
-def passes(items: list[Any]) -> list[Any]:
+def return_items(items: list[Any]) -> list[Any]:
     return items
 
 

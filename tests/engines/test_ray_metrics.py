@@ -119,11 +119,11 @@ def test_a_sample_has_the_drivers_time_and_the_nodes_interval() -> None:
 def test_a_measurement_that_is_not_due_is_skipped() -> None:
     asked: list[int] = []
 
-    def nobody() -> Workers:
+    def no_workers() -> Workers:
         asked.append(1)
         return {}
 
-    meter = NodeMeter(nobody, every_s=1.0)
+    meter = NodeMeter(no_workers, every_s=1.0)
     assert meter.sample(10.0) is not None
     assert meter.sample(10.5) is None
     assert len(asked) == 1
@@ -150,10 +150,10 @@ def test_ten_workers_cost_less_than_a_hundredth_of_a_core() -> None:
         there: Workers = {number: ("a", (worker.pid,)) for number, worker in enumerate(workers)}
         meter = NodeMeter(lambda: there, every_s=0.0)
         meter.sample(0.0)
-        began, looks = time.thread_time(), 0
+        began, samples = time.thread_time(), 0
         for second in range(1, 11):
-            looks += meter.sample(100.0 * second) is not None
-        assert looks == 10
+            samples += meter.sample(100.0 * second) is not None
+        assert samples == 10
         assert (time.thread_time() - began) / 10 < 0.01
 
 
@@ -185,7 +185,7 @@ def test_a_thread_measures_until_stopped_and_each_sample_is_taken_once() -> None
             found.append(taken)
         return len(found) == 2
 
-    until(twice, "two looks")
+    until(twice, "two samples")
     assert found[0]["at"] < found[1]["at"]
     meter.stop()
     meter.stop()

@@ -16,7 +16,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.streaming.settings import StreamOptions
-from engines.ray_runs import only
+from engines.ray_runs import use_only_nodes
 from ray_aids import RESTORED_S, add_node, driver, foreign_actor, patiently, until_available_is
 from waiting import LONG, until
 
@@ -192,7 +192,7 @@ class Bare(Traced):
         return [{"id": item["id"]} for item in super().__call__(items)]
 
 
-class Going:
+class EndlessRun:
     """A run over an endless source, and a thread that reads its results."""
 
     def __init__(self, cluster: FakeCluster, log: Path, *stages: dt.Stage, **more: Any) -> None:
@@ -300,7 +300,7 @@ def test_nodes_that_die_in_any_way_lose_no_item_and_the_run_continues(
         x = {"num_cpus": 2, "labels": {"fake": "x"}}
         nodes = [stack.enter_context(add_node(ray_cluster, **x)) for _ in range(1 + len(HOWS))]
         extra = {node.dovetail_name: node for node in nodes}
-        going = Going(ray_cluster, log, *pipeline_over(log), **({} if sink == "iterator" else {"sink": out}))
+        going = EndlessRun(ray_cluster, log, *pipeline_over(log), **({} if sink == "iterator" else {"sink": out}))
         dead: set[str] = set()
         took: dict[str, float] = {}
         for how in HOWS:
@@ -341,7 +341,7 @@ def test_a_run_begins_without_a_node_that_hangs(
     before = ray_cluster.available()
     here = ray_cluster.nodes["d"].dovetail_name
     with add_node(ray_cluster, num_cpus=2) as node:
-        only(ray_cluster, monkeypatch, "d", node.name)
+        use_only_nodes(ray_cluster, monkeypatch, "d", node.name)
         node.kill(signal.SIGSTOP)
         run = started(ray_cluster, dt.Stage("s", NodeName, workers_per_node=1), source=range(3))
         assert [seat.node for seat in run.plan.seats["s"]] == [here]
@@ -358,7 +358,7 @@ def test_a_node_that_joins_is_used_within_two_replans(ray_cluster: FakeCluster, 
     log = tmp_path / "calls.log"
     before = ray_cluster.available()
     slow = dt.Stage("slow", Bare(log, 0.05), dt.Resources(labels={"fake": "d"}), batch_size=2)
-    going = Going(ray_cluster, log, slow, options=OFTEN)
+    going = EndlessRun(ray_cluster, log, slow, options=OFTEN)
     here = ray_cluster.nodes["d"].dovetail_name
     until(lambda: len(going.calls("slow")) > 20, "it works")
     with add_node(ray_cluster, num_cpus=2, labels={"fake": "d"}) as node:

@@ -73,7 +73,7 @@ def test_a_call_with_too_many_items_may_raise_and_smaller_calls_succeed(tracked:
 # Single items
 
 
-def fates(**by_number: ItemOutcome) -> Any:
+def outcomes_by_item(**by_number: ItemOutcome) -> Any:
     def item(key: Key, attempt: int) -> ItemOutcome:
         return by_number.get(f"n{key[0]}", Gives(1))
 
@@ -81,7 +81,7 @@ def fates(**by_number: ItemOutcome) -> Any:
 
 
 def test_a_slow_item_slows_only_its_call() -> None:
-    engine = engine_of(Behaviour(1.0, item=fates(n1=Slow(5.0))), workers=1, tracked=True)
+    engine = engine_of(Behaviour(1.0, item=outcomes_by_item(n1=Slow(5.0))), workers=1, tracked=True)
     engine.submit([message(engine, 1, 0, 4, batch_size=2)])
     (done,) = the(BatchesDone, all_events(engine, 20))
     assert done.seconds == 4 + 4
@@ -90,7 +90,7 @@ def test_a_slow_item_slows_only_its_call() -> None:
 def test_an_item_that_needs_too_much_memory_kills_or_raises() -> None:
     ways: tuple[Literal["death", "raise"], ...] = ("death", "raise")
     for oom in ways:
-        behaviour = Behaviour(1.0, item=fates(n1=OutOfMemory()), oom=oom)
+        behaviour = Behaviour(1.0, item=outcomes_by_item(n1=OutOfMemory()), oom=oom)
         engine = engine_of(behaviour, workers=1, tracked=True)
         engine.submit([message(engine, 1, 0, 3)])
         log = all_events(engine, 20)

@@ -257,7 +257,7 @@ signal.pause()
 
 @pytest.mark.parametrize("seed", range(100 if LONG else 5))
 def test_programs_end_when_a_parent_that_is_killed_kills_its_children_while_they_end(tmp_path: Path, seed: int) -> None:
-    """As Ray kills the children of an agent that exits, a moment after its fork server was killed."""
+    """Ray kills the children of an agent that exits, just after its fork server was killed."""
     (tmp_path / "starts_programs.py").write_text(PROGRAM)
     dice = Random(seed)
     with Script(tmp_path, PARENT, warm=True) as parent:
@@ -286,7 +286,7 @@ def burn(items: list[float]) -> list[float]:
 
 @pytest.mark.usefixtures("by_value")
 def test_the_cpu_time_of_workers_counts_as_that_of_children_of_the_driver() -> None:
-    """As `time` and job schedulers see it: guard, supervisor and fork server wait for their children."""
+    """`time` and job schedulers count it: guard, supervisor and fork server wait for their children."""
 
     def cpu_s_of_children() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -184,10 +184,10 @@ def test_every_object_is_torn_down_even_if_one_raises() -> None:
 
     hosted = host(Good, Bad, Good)
     hosted.setup()
-    (told,) = hosted.teardown()
+    (summary,) = hosted.teardown()
     assert order == ["good", "bad", "good"]
-    assert told.line == "SystemExit: 4"
-    assert "in the teardown of stage 's1'" in told.detail
+    assert summary.line == "SystemExit: 4"
+    assert "in the teardown of stage 's1'" in summary.detail
     assert hosted.teardown() == []
 
 
@@ -312,7 +312,7 @@ def test_async_objects_may_have_async_setup_and_teardown() -> None:
         hosted = host(Client)
         assert hosted.is_async
         await hosted.setup_async()
-        return [told.line for told in await hosted.teardown_async()]
+        return [summary.line for summary in await hosted.teardown_async()]
 
     assert asyncio.run(life()) == ["ValueError: too late"]
     assert log == ["setup s0"]

@@ -312,8 +312,8 @@ def test_variables_read_at_interpreter_start_take_effect() -> None:
     stage = dt.Stage("hash", lambda items: [hash(item) for item in items], env={"PYTHONHASHSEED": "0"}, workers=1)
     (found,) = run_of(stage, source=["dovetail"])
     command = [sys.executable, "-c", "print(hash('dovetail'))"]
-    told = subprocess.run(command, env={"PYTHONHASHSEED": "0"}, capture_output=True, check=True)
-    assert found == int(told.stdout)
+    result = subprocess.run(command, env={"PYTHONHASHSEED": "0"}, capture_output=True, check=True)
+    assert found == int(result.stdout)
 
 
 class Cards:
@@ -338,13 +338,13 @@ class Cards:
 def test_workers_see_the_logical_cards_of_their_seats(resources: dt.Resources, workers: int, per_card: int) -> None:
     found: set[Any] = set()
 
-    def until_all_have_told() -> Iterator[int]:
+    def count_until_all_reported() -> Iterator[int]:
         while len(found) < workers:
             yield len(found)
 
     stage = dt.Stage("cards", Cards, resources, workers=workers)
-    for told in run_of(stage, source=until_all_have_told(), cluster="1x(4cpu, 8GB, 2xgpu:20GB)"):
-        found.add(told)
+    for reported in run_of(stage, source=count_until_all_reported(), cluster="1x(4cpu, 8GB, 2xgpu:20GB)"):
+        found.add(reported)
     assert {cards for cards, _, _ in found} == {"0", "1"}
     assert {gpus for _, gpus, _ in found} == {(0,)}
     for card in "01":

@@ -80,7 +80,7 @@ class Composition:
         self._stack = ExitStack()
 
     def _local(self, text: str) -> str:
-        """What a container would see, on this machine: secrets, paths, and addresses of this machine only."""
+        """Value in a container, replaced by its equivalent on this machine: secrets, paths and addresses."""
         text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: SECRETS[found[1]], text)
         text = re.sub(r"^redis://:(\w+)@redis:6379/0$", rf"unix://{self.socket}?db=0&password=\1", text)
         places = {"/data": str(self.folder), "/shared/jobs": str(self.folder / "files")}

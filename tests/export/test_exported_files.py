@@ -29,7 +29,7 @@ def test_files_that_were_not_edited_are_replaced(tmp_path: Path) -> None:
 def test_nothing_is_written_if_one_file_was_edited(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     (tmp_path / "b.yaml").write_text(FILES["b.yaml"].replace("y: 1", "y: 3"))
-    (tmp_path / "c.yaml").write_text("of somebody else\n")
+    (tmp_path / "c.yaml").write_text("of another owner\n")
     (tmp_path / "d.yaml").mkdir()
     with (tmp_path / "e.yaml").open("wb") as large:
         large.truncate(1 << 40)  # read as a whole, it would not fit in the memory

@@ -43,7 +43,7 @@ def objects(**changes: object) -> list[dict[str, Any]]:
     ]
 
 
-def found(kind: str, name: str, **changes: object) -> dict[str, Any]:
+def find_object(kind: str, name: str, **changes: object) -> dict[str, Any]:
     [one] = [one for one in objects(**changes) if (one["kind"], one.get("metadata", {}).get("name")) == (kind, name)]
     return one
 
@@ -70,11 +70,11 @@ def test_the_schemas_find_mistakes() -> None:
         ("RayJob", "train-pages", ("spec", "entryPoint")),
         ("Deployment", "train-worker-gpu", ("spec", "replica")),
     ):
-        one = found(kind, name)
+        one = find_object(kind, name)
         one[path[0]][path[1]] = 1
         with pytest.raises(Exception, match=path[1]):
             check_object(one)
-    job = found("RayJob", "train-pages")
+    job = find_object("RayJob", "train-pages")
     next(pod_specs(job))["containers"][0]["imag"] = "x"
     with pytest.raises(Exception, match="imag"):
         check_object(job)
@@ -121,7 +121,7 @@ def test_any_pools_make_valid_files_that_are_the_same_every_time(
             check_object(one)
 
 
-def test_no_autoscaler_looks_at_cpu_or_memory() -> None:
+def test_no_autoscaler_reads_cpu_or_memory() -> None:
     for changes in VARIANTS:
         files = kubernetes_files(deployment(**changes))
         text = files.get("autoscaling.yaml", "")
@@ -129,29 +129,31 @@ def test_no_autoscaler_looks_at_cpu_or_memory() -> None:
 
 
 def test_pools_scale_by_the_work_in_their_own_queues() -> None:
-    trigger = found("ScaledObject", "train-worker-gpu")["spec"]["triggers"][0]
+    trigger = find_object("ScaledObject", "train-worker-gpu")["spec"]["triggers"][0]
     assert trigger["metadata"]["url"] == "http://train-metrics.ml.svc:8000/work/gpu"
     assert (trigger["metadata"]["targetValue"], trigger["authenticationRef"]) == ("2", {"name": "train-metrics"})
     both = {"cpu": {"queues": ["a", "b.c"], "workers": [1, 2]}, "gpu": {"queues": ["b.c"], "workers": 1}}
-    spec = found("ScaledObject", "train-worker-cpu", prometheus="http://p:9090", pools=both)["spec"]
+    spec = find_object("ScaledObject", "train-worker-cpu", prometheus="http://p:9090", pools=both)["spec"]
     assert spec["triggers"][0]["metadata"]["query"] == work_query(("a",))
     assert 'queue=~"b[.]c"' in work_query(("b.c",))
-    scaler = found("HorizontalPodAutoscaler", "train-worker-cpu", **VARIANTS[1])
+    scaler = find_object("HorizontalPodAutoscaler", "train-worker-cpu", **VARIANTS[1])
     metric = scaler["spec"]["metrics"][0]["external"]["metric"]
     assert metric["selector"]["matchExpressions"][0]["values"] == ["default"]
     assert adapter_rules()["rules"]["external"][0]["name"]["as"] == metric["name"]
 
 
 def test_a_deployment_that_is_scaled_has_no_replicas() -> None:
-    assert "replicas" not in found("Deployment", "train-worker-cpu")["spec"]
+    assert "replicas" not in find_object("Deployment", "train-worker-cpu")["spec"]
     assert (
-        found("Deployment", "train-worker-cpu", autoscaler="none", pools={"cpu": {"workers": 3}})["spec"]["replicas"]
+        find_object("Deployment", "train-worker-cpu", autoscaler="none", pools={"cpu": {"workers": 3}})["spec"][
+            "replicas"
+        ]
         == 3
     )
 
 
 def test_a_container_is_given_as_long_as_its_drain_takes() -> None:
-    pod = found("Deployment", "train-worker-gpu")["spec"]["template"]["spec"]
+    pod = find_object("Deployment", "train-worker-gpu")["spec"]["template"]["spec"]
     arguments = pod["containers"][0]["args"]
     grace = int(arguments[arguments.index("--grace") + 1].removesuffix("s"))
     assert (grace, pod["terminationGracePeriodSeconds"]) == (3600, 3630)
@@ -160,16 +162,16 @@ def test_a_container_is_given_as_long_as_its_drain_takes() -> None:
 
 def test_probes_and_budgets_are_there() -> None:
     for name in ("cpu", "gpu"):
-        worker = found("Deployment", f"train-worker-{name}")
+        worker = find_object("Deployment", f"train-worker-{name}")
         [container] = worker["spec"]["template"]["spec"]["containers"]
         assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
         assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-        budget = found("PodDisruptionBudget", f"train-worker-{name}")["spec"]
+        budget = find_object("PodDisruptionBudget", f"train-worker-{name}")["spec"]
         assert budget == {"maxUnavailable": 1, "selector": worker["spec"]["selector"]}
 
 
 def test_requests_are_the_capacity_of_the_pool() -> None:
-    [container] = found("Deployment", "train-worker-gpu")["spec"]["template"]["spec"]["containers"]
+    [container] = find_object("Deployment", "train-worker-gpu")["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["requests"] == {"cpu": "8", "memory": "32Gi"}
     assert container["resources"]["limits"] == {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "1"}
     resources = composition()["services"]["worker-gpu"]["deploy"]["resources"]
@@ -203,7 +205,7 @@ def test_replicas_share_neither_an_id_nor_a_card_nor_a_port() -> None:
 def test_redis_keeps_every_job() -> None:
     for command in (
         composition()["services"]["redis"]["command"],
-        found("StatefulSet", "train-redis")["spec"]["template"]["spec"]["containers"][0]["args"],
+        find_object("StatefulSet", "train-redis")["spec"]["template"]["spec"]["containers"][0]["args"],
     ):
         words = dict(zip(command[1::2], command[2::2], strict=True))
         assert (words["--appendonly"], words["--appendfsync"], words["--maxmemory-policy"]) == (
@@ -212,22 +214,24 @@ def test_redis_keeps_every_job() -> None:
             "noeviction",
         )
         assert words["--maxmemory"] == "1536mb"
-    [claim] = found("StatefulSet", "train-redis")["spec"]["volumeClaimTemplates"]
+    [claim] = find_object("StatefulSet", "train-redis")["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
 
 
 def test_pipelines_on_ray_are_jobs_with_a_cluster_of_their_own_or_one_for_all() -> None:
-    spec = found("RayJob", "train-pages")["spec"]
+    spec = find_object("RayJob", "train-pages")["spec"]
     assert spec["entrypoint"] == "dovetail run /app/pipeline.yaml --engine ray:auto --run-dir /shared/runs/pages"
     assert spec["shutdownAfterJobFinishes"]
     for group in spec["rayClusterSpec"]["workerGroupSpecs"]:
         assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]
     kept = VARIANTS[4]
-    assert found("RayJob", "train-b", **kept)["spec"] == {
+    assert find_object("RayJob", "train-b", **kept)["spec"] == {
         "entrypoint": "dovetail run '/app/b c.yaml' --engine ray:auto --run-dir /shared/runs/b",
         "clusterSelector": {"ray.io/cluster": "train-ray"},
     }
-    assert found("RayCluster", "train-ray", **kept)["spec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    assert find_object("RayCluster", "train-ray", **kept)["spec"]["headGroupSpec"]["rayStartParams"] == {
+        "num-cpus": "0"
+    }
 
 
 def test_kustomize_builds_all_objects_in_the_namespace(tmp_path: Path) -> None:

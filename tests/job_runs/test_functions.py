@@ -201,7 +201,7 @@ def test_an_attempt_waits_for_the_driver_of_the_earlier_one(
     scene.check_output("pipeline")
 
 
-def test_an_attempt_without_the_folder_of_the_earlier_one_says_that_it_starts_anew(
+def test_an_attempt_without_the_folder_of_the_earlier_one_reports_that_it_starts_from_the_beginning(
     job: JobHere, scene: RunScene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene.release()

@@ -64,7 +64,7 @@ def hold(path: list[str], began: list[str]) -> list[str]:
 
 @job(batch=Batch(size=4, wait="20ms", key="folder"), isolation="warm_process", resources=Resources(cpus=1))
 def in_process(folder: str, name: list[str]) -> list[dict[str, Any]]:
-    """Jobs named "kill" end their process, those named "sleep" take for ever. Each call writes a file."""
+    """Jobs named "kill" end their process, those named "sleep" never end. Each call writes a file."""
     Path(folder, f"call-{time.monotonic_ns()}").write_text(" ".join(name))
     current_job().progress(0.5, "half")
     print(f"call for {len(name)} jobs")  # noqa: T201 - the output of the job

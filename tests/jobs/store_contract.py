@@ -172,7 +172,7 @@ def outcomes(record: JobRecord) -> list[Outcome]:
 
 
 class StoreContract:
-    """What every store does."""
+    """Behaviour that all stores share."""
 
     @pytest.fixture
     def scene(self) -> StoreScene:
@@ -1482,7 +1482,7 @@ class StoreContract:
         assert scene.claim_ids(1, used=ONE_CPU, queues=both) == ["x1"]
 
     def test_a_worker_claims_again_for_jobs_that_it_kept_waiting_before_a_reserved_one(self, scene: StoreScene) -> None:
-        """By its share, queue x is next; its job may not start before the reserved one, although both fit."""
+        """Queue x is next by its share; its job may not start before the reserved one, although both fit."""
         scene.store.register_worker(WorkerInfo("w1", ("default", "x")))
         scene.store.set_limits("x", 1, None)
         one, both = Resources(gpus=1).shape(), Resources(gpus=2).shape()

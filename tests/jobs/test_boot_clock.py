@@ -53,7 +53,7 @@ def test_the_clock_counts_like_unix_time(tmp_path: Path) -> None:
 def test_a_step_of_the_systems_clock_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int
 ) -> None:
-    """Also for a process that starts after it."""
+    """The same holds for a process that starts after the step."""
     with closing(SqliteStore(tmp_path / "jobs.db")) as store:
         before = store.now_ms()
         real_ns, real_s = time.time_ns, time.time

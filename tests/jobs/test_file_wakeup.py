@@ -75,7 +75,7 @@ waiters[0].wait(1000)
 
 
 def test_concurrent_processes_share_the_folder(tmp_path: Path) -> None:
-    """Also while the last one to leave removes it."""
+    """They share it even while the last one to leave removes it."""
     path = tmp_path / "wakeup"
     errors: list[BaseException] = []
 

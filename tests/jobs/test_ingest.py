@@ -42,13 +42,13 @@ def route(**options: Any) -> Route:
     return Route(LIST, JobFunction(handle, "tasks:handle", JobOptions(**options)))
 
 
-def made(message: object, **options: Any) -> JobSpec | Rejected:
+def convert(message: object, **options: Any) -> JobSpec | Rejected:
     data = message if isinstance(message, bytes) else json.dumps(message).encode()
     return job_of_message(data, route(**options), "key", PayloadCodec())
 
 
 def spec(message: object, **options: Any) -> JobSpec:
-    found = made(message, **options)
+    found = convert(message, **options)
     assert isinstance(found, JobSpec), found
     return found
 
@@ -90,7 +90,7 @@ def test_priority_and_requires_gpu_are_honoured() -> None:
     ],
 )
 def test_a_message_that_cannot_be_a_job_is_rejected_with_the_reason(message: object, reason: str) -> None:
-    found = made(message)
+    found = convert(message)
     assert isinstance(found, Rejected)
     assert reason in found.reason
 
@@ -99,7 +99,7 @@ def test_a_message_that_cannot_be_a_job_is_rejected_with_the_reason(message: obj
 def test_any_bytes_become_a_job_or_a_rejected_message_that_keeps_them(data: bytes) -> None:
     import base64
 
-    found = made(data)
+    found = convert(data)
     if isinstance(found, Rejected):
         entry = json.loads(found.to_json())
         kept = entry["message"].encode() if "message" in entry else base64.b64decode(entry["message_base64"])
@@ -177,7 +177,7 @@ def push(client: Any, *messages: object) -> None:
     client.lpush(LIST, *(one if isinstance(one, bytes) else json.dumps(one) for one in messages))
 
 
-def left(client: Any) -> list[str]:
+def nonempty_lists(client: Any) -> list[str]:
     """Keys of lists that are not empty."""
     return sorted(key.decode() for key in client.keys(f"{LIST}*"))
 
@@ -189,7 +189,7 @@ def test_messages_become_jobs_in_their_order(redis_server: RedisProcess, client:
         assert messages_of(store) == [{"n": n} for n in range(250)]
         push(client, {"n": 250})
         until(lambda: ingester.get_status()["submitted"] == 251, "a waiting ingester is woken")
-    assert left(client) == []
+    assert nonempty_lists(client) == []
     assert {record.state for record in store.find(JobFilter()).jobs} == {JobState.READY}
 
 
@@ -217,7 +217,7 @@ def test_bad_messages_are_kept_with_the_reason(redis_server: RedisProcess, clien
     assert rejected[2]["message_base64"] == "/w=="
     assert "not JSON" in rejected[0]["reason"]
     assert len([line for line in lines if "message rejected" in line]) == 3
-    assert left(client) == [f"{LIST}:rejected"]
+    assert nonempty_lists(client) == [f"{LIST}:rejected"]
 
 
 @pytest.mark.parametrize("failures", [["before"], ["after"], ["after", "before", "after"]])
@@ -228,7 +228,7 @@ def test_a_store_that_fails_loses_and_doubles_nothing(
     store, lines = FailingStore(failures.copy()), list[str]()
     push(client, *({"n": n} for n in range(3)))
     with ingesting(redis_server, store, lines.append):
-        until(lambda: len(messages_of(store)) == 3 and left(client) == [], "all are submitted")
+        until(lambda: len(messages_of(store)) == 3 and nonempty_lists(client) == [], "all are submitted")
         until(lambda: any("continues" in line for line in lines), "it says that the store is back")
     assert sorted(one["n"] for one in messages_of(store)) == [0, 1, 2]
     assert any("waits: fails" in line for line in lines)
@@ -243,7 +243,7 @@ def test_the_batch_of_an_ingester_that_died_is_submitted_by_another_once(
     submitted = [json.dumps({"n": n}).encode() for n in range(3)]
     store.submit([job for job in (dead_job(data, place) for place, data in enumerate(submitted[:2])) if job])
     with ingesting(redis_server, store):
-        until(lambda: left(client) == [f"{LIST}:rejected"], "the batch is gone")
+        until(lambda: nonempty_lists(client) == [f"{LIST}:rejected"], "the batch is gone")
     assert messages_of(store) == [{"n": 0}, {"n": 1}, {"n": 2}], "two of them were submitted before its death"
     assert client.llen(f"{LIST}:rejected") == 1
     assert client.llen("other:ingesting:0123") == 1
@@ -291,7 +291,7 @@ def test_an_ingester_of_the_same_redis_waits_without_changing_the_list(
             until(lambda: client.info("clients")["blocked_clients"] == 1, "it waits")
             push(client, {"n": count}, {"n": count})
             until(partial(has_submitted, ingester, 2 * count), "it was woken")
-    assert left(client) == []
+    assert nonempty_lists(client) == []
     assert [one["n"] for one in messages_of(store)] == [1, 1, 2, 2, 3, 3]
     store.close()
 
@@ -309,7 +309,7 @@ def test_several_ingesters_share_a_list(redis_server: RedisProcess, client: Any,
         for producer in producers:
             producer.start()
         until(lambda: sum(sum(one.counts.values()) for one in store.stats()) == total, "all are submitted")
-        until(lambda: left(client) == [], "all batches are finished")
+        until(lambda: nonempty_lists(client) == [], "all batches are finished")
     for producer in producers:
         producer.join()
     assert sorted(one["n"] for one in messages_of(store)) == list(range(total))

@@ -149,7 +149,7 @@ def test_a_model_that_is_too_large_is_refused_at_once(models: Fixture) -> None:
     assert (models.used(), models.counts()["waiting"]) == (0, 0)
 
 
-def test_a_failed_load_is_not_kept_and_fails_only_those_who_asked(models: Fixture) -> None:
+def test_a_failed_load_is_not_kept_and_fails_only_the_jobs_that_asked(models: Fixture) -> None:
     began, go = threading.Event(), threading.Event()
 
     def fail() -> Model:

@@ -294,7 +294,7 @@ def test_nothing_is_lost_when_the_server_is_killed_in_the_middle(
         return counts.get(JobState.SUCCEEDED, 0)
 
     for kill in range(kills):
-        until(lambda kill=kill: finished() >= kill * count // (kills + 1), "the workers have gone on")  # type: ignore[misc]
+        until(lambda kill=kill: finished() >= kill * count // (kills + 1), "the workers have continued")  # type: ignore[misc]
         own_server.kill()
         own_server.start()
     for worker in workers:
@@ -441,7 +441,7 @@ def test_a_waiting_worker_is_woken_when_its_server_becomes_a_replica(
             client.replicaof("NO", "ONE")
 
 
-def test_a_full_memory_is_an_error_that_tells_how_to_go_on_and_purge_still_works(
+def test_full_memory_is_an_error_with_a_fix_and_purge_still_works(
     own_store: RedisStore, own_server: RedisProcess
 ) -> None:
     own_store.submit([spec("a"), spec("b")])

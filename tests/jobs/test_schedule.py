@@ -166,7 +166,7 @@ def schedule_of(cron: str, next_ms: int) -> Schedule:
 
 
 def exchange(store: MemoryStore, worker: str) -> int:
-    """What a worker does when it wakes: the number of jobs that it submitted."""
+    """One exchange of a worker with the store; returns the number of jobs that it submitted."""
     reply = store.exchange(Exchange(worker, claim=Claim(0, free_of(CPU_NODE), ("default",))))
     fired = [fire_schedule(store, schedule, reply.now_ms) for schedule in reply.due_schedules]
     return sum(receipt is not None for receipt in fired)

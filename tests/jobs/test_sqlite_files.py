@@ -93,7 +93,7 @@ def test_two_paths_of_one_file_are_one_store(tmp_path: Path) -> None:
         assert one.wait("w1", PATIENCE_S)
 
 
-def test_a_file_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+def test_a_removed_file_is_created_again(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     with closing(SqliteStore(path)) as store:
         store.submit([spec("a")])
@@ -214,7 +214,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """As a user who is not root, for whom permissions are checked."""
+    """Runs as a user other than root, so that permissions are checked."""
     if os.geteuid():
         yield
         return

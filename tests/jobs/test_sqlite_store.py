@@ -222,7 +222,7 @@ class RecordedConnection(sqlite3.Connection):
         return super().executemany(query, rows)
 
 
-def test_no_step_looks_at_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_reads_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every query on jobs uses an index, so that the cost of a step does not grow with the number of jobs."""
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **options: connect(*a, factory=RecordedConnection, **options))

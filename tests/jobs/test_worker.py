@@ -330,9 +330,9 @@ def test_a_running_job_keeps_its_lease(queue: Queue, tmp_path: Path) -> None:
 
 def test_completions_are_kept_while_the_store_is_away(store: ScriptedStore, tmp_path: Path) -> None:
     queue = Queue(store, if_no_worker="ignore")
-    said: list[str] = []
+    messages: list[str] = []
     jobs = [submit(queue, "wait_for_file", str(tmp_path / "go")) for _ in range(3)]
-    with running_worker(queue, say=said.append) as worker:
+    with running_worker(queue, say=messages.append) as worker:
         until(lambda: worker.get_status()["active_jobs"] == 3)
         store.is_away = True
         write(tmp_path / "go", "x")
@@ -341,7 +341,7 @@ def test_completions_are_kept_while_the_store_is_away(store: ScriptedStore, tmp_
         store.is_away = False
         assert [job.result(30) for job in jobs] == ["x"] * 3
         assert worker.get_status()["store_available"]
-    assert [line.splitlines()[0] for line in said] == [
+    assert [line.splitlines()[0] for line in messages] == [
         "error[DT660] the store is away",
         "the store of jobs can be reached again",
     ]
@@ -505,8 +505,8 @@ def test_a_worker_that_ends_now_waits_for_nothing(queue: Queue, tmp_path: Path) 
 
 def test_signals_drain_a_worker_and_then_end_it(queue: Queue, tmp_path: Path) -> None:
     job = submit(queue, "wait_for_file", str(tmp_path / "go"), str(tmp_path / "began"))
-    said: list[str] = []
-    worker = make_worker(queue, grace="1h", say=said.append)
+    messages: list[str] = []
+    worker = make_worker(queue, grace="1h", say=messages.append)
 
     def send() -> None:
         wait_for_file(tmp_path / "began")
@@ -519,7 +519,7 @@ def test_signals_drain_a_worker_and_then_end_it(queue: Queue, tmp_path: Path) ->
     sender.start()
     worker.run(handle_signals=True)
     sender.join()
-    assert said == [
+    assert messages == [
         "SIGTERM: waiting up to 3600 s for running jobs (1); a second signal ends them now",
         "SIGINT: ending now",
     ]

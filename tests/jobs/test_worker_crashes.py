@@ -33,7 +33,7 @@ class TestSqlite(CrashSuite):
             yield
 
     def store_bytes(self, url: str) -> int:
-        """Without the log, which keeps the size of a burst up to a limit."""
+        """Size of the store without its log, which keeps the size of a burst up to a limit."""
         path = Path(sqlite_path(url))
         with closing(sqlite3.connect(path, timeout=PATIENCE_S)) as database:
             empty_log = "PRAGMA wal_checkpoint(TRUNCATE)"

@@ -42,7 +42,7 @@ def submit(jobs: Queue, function: str, *args: Any, **options: Any) -> Job:
 
 
 def members(folder: Path, attempt: int, ranks: int = RANKS) -> list[dict[str, Any]]:
-    """What each rank of an attempt has written."""
+    """Text written by each rank of an attempt."""
     paths = [folder / f"{rank}.{attempt}" for rank in range(ranks)]
     for path in paths:
         wait_for_file(path)

@@ -87,7 +87,7 @@ def test_a_preempted_coroutine_resumes_from_its_checkpoint(queue: Queue, tmp_pat
     assert job.result(60) == "saved"
 
 
-def test_a_job_that_does_not_look_gets_sigterm_at_once(queue: Queue, tmp_path: Path) -> None:
+def test_a_job_that_does_not_check_for_preemption_gets_sigterm_at_once(queue: Queue, tmp_path: Path) -> None:
     job = submit(queue, "save_on_sigterm", tmp_path / "began", tmp_path / "saved", preemptible=True)
     wait_for_file(tmp_path / "began")
     assert submit(queue, "noop", priority="high").result(60) is None

@@ -292,7 +292,7 @@ def test_a_process_sees_that_it_was_cancelled(queue: Queue, tmp_path: Path) -> N
     assert text_in(tmp_path / "ended") == "saw it"
 
 
-def test_a_job_that_does_not_look_at_its_cancellation_is_ended_at_once_and_can_clean_up(tmp_path: Path) -> None:
+def test_a_job_that_does_not_check_for_cancellation_is_ended_at_once_and_can_clean_up(tmp_path: Path) -> None:
     with memory_queue() as queue, running_worker(queue, kill_grace="1h"):  # nothing waits for the grace
         job = submit(queue, "sleep_with_clean_up", str(tmp_path / "began"), str(tmp_path / "cleaned"))
         wait_for_file(tmp_path / "began")

@@ -116,7 +116,7 @@ def until_cancelled(began: str, ended: str) -> str:
 
 @job
 def count_with_checkpoint(checkpoint: str, began: str, target: int = 3) -> dict[str, int]:
-    """Counts one step per attempt that is preempted, and goes on from its checkpoint."""
+    """Counts one step per preempted attempt and continues from its checkpoint."""
     found = Path(checkpoint)
     step = int(found.read_text()) if found.exists() else 0
     if step < target:

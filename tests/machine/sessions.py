@@ -44,7 +44,7 @@ class Session:
         return self.process.stdout.readline().strip()
 
     def tell(self, text: str = "") -> None:
-        """Lets it go on from where it waits."""
+        """Let it continue from where it waits."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{text}\n")
         self.process.stdin.flush()

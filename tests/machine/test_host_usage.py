@@ -26,7 +26,7 @@ def test_memory_in_use_is_what_cannot_be_had() -> None:
     assert parse_meminfo("") == (None, None)
 
 
-def test_the_busy_cpus_are_those_between_two_looks(tmp_path: Path) -> None:
+def test_the_busy_cpus_are_those_between_two_readings(tmp_path: Path) -> None:
     times = iter([10.0, 12.0, 13.0])
     meter, hertz = HostMeter(tmp_path, lambda: next(times)), os.sysconf("SC_CLK_TCK")
     (tmp_path / "stat").write_text(f"cpu {5 * hertz} 0 0 0 0 0 0 0\n")

@@ -35,7 +35,7 @@ def test_a_request_for_a_whole_model_never_gets_a_mig_instance() -> None:
     assert dt.Cluster.parse(cluster.spec()).nodes[0].gpus == cluster.nodes[0].gpus
 
 
-def test_a_card_that_vanishes_between_two_looks_is_gone_with_a_note() -> None:
+def test_a_card_that_vanishes_between_two_readings_is_left_out_with_a_note() -> None:
     library = ScriptedNvml(ScriptedCard("GPU-a"), ScriptedCard("GPU-b"))
     assert len(local(library).nodes[0].gpus) == 2
     library.lose(1)

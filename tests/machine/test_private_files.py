@@ -1,4 +1,4 @@
-"""Folders of mode 0700, files of mode 0600, and who could change a path."""
+"""Folders of mode 0700, files of mode 0600, and the users that can change a path."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def shape(cpus: float = 1.0, memory_bytes: int = 0) -> dict[str, Any]:
     return {"cpu_milli": round(1000 * cpus), "memory_bytes": memory_bytes, "ranks": 1}
 
 
-class Made:
+class RecordedRun:
     """A run whose units each have one worker that works all the time, unless given otherwise."""
 
     def __init__(self, path: Path, units: Sequence[str], name: str = "recipe") -> None:
@@ -35,7 +35,7 @@ class Made:
         self.now = t
         for unit in self.units:
             stages = unit.split("+")
-            told = [[stage, rows, rows, t / len(stages)] for stage in stages]
+            unit_rows = [[stage, rows, rows, t / len(stages)] for stage in stages]
             data: dict[str, Any] = {
                 "ready": 0 if last else 1,
                 "draining": 0,
@@ -43,7 +43,7 @@ class Made:
                 "taken_total": rows,
                 "given_total": rows,
             }
-            data |= {"busy_s_total": t, "failed_total": 0, "stages": told, "started_total": 1}
+            data |= {"busy_s_total": t, "failed_total": 0, "stages": unit_rows, "started_total": 1}
             self.line("unit", name=unit, **data | changes.get(unit, {}))
 
     def uses(self, cpu_s: float, **more: Any) -> None:
@@ -60,7 +60,7 @@ class Made:
         self.line("machine_use", cpus=4.0, cpu_count=8, memory_used_bytes=4 * GB, memory_bytes=16 * GB)
 
     def end(self, **more: Any) -> None:
-        """Of a view."""
+        """Write the lines that end a view."""
         run: dict[str, Any] = {
             "state": "running",
             "read": 1000,
@@ -82,10 +82,10 @@ class Made:
 
 
 def long_run(path: Path, operators: int = 20, seconds: int = 600, cards: int = 2) -> list[tuple[str, tuple[str, ...]]]:
-    """Of ten minutes: operators in units of four, with cards. Its stages."""
+    """Record a run of ten minutes, with operators in units of four and cards; returns its stages."""
     names = [f"operator_{number}_filter" for number in range(operators)]
     units = ["+".join(names[begin : begin + 4]) for begin in range(0, operators, 4)]
-    made = Made(path, units)
+    made = RecordedRun(path, units)
     for number, unit in enumerate(units):
         gpus = [number % cards] if cards else []
         made.line("worker", 0.0, do="start", w=number, unit=unit, node="node-0", gpus=gpus)

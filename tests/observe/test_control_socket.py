@@ -46,11 +46,11 @@ def make_run(folder: Path, status: str = "running", pid: int | None = None, **mo
 
 @contextmanager
 def opened(folder: Path) -> Iterator[list[tuple[str, str]]]:
-    said: list[tuple[str, str]] = []
-    server = ControlSocket(folder, lambda do, reason: said.append((do, reason)))
+    handled: list[tuple[str, str]] = []
+    server = ControlSocket(folder, lambda do, reason: handled.append((do, reason)))
     server.start()
     try:
-        yield said
+        yield handled
     finally:
         server.close()
 
@@ -67,12 +67,12 @@ def raw(folder: Path, data: bytes) -> dict[str, Any]:
 
 def test_a_run_is_drained_and_cancelled_through_its_socket(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    with opened(folder) as said:
+    with opened(folder) as handled:
         assert send_request(folder, "drain", "enough") == {"ok": True, "do": "drain", "run": "run", "pid": os.getpid()}
         assert send_request(folder, "cancel")["ok"]
         assert send_request(folder, "ping")["pid"] == os.getpid()
         assert send_request(folder, "stats")["stats"] == {"finished": 7}
-        assert said == [("drain", "enough"), ("cancel", "asked to cancel")]
+        assert handled == [("drain", "enough"), ("cancel", "asked to cancel")]
     assert not (folder / SOCKET_NAME).exists()
     assert sorted(path.name for path in folder.iterdir()) == ["commit.log", "run.json"]
 
@@ -103,9 +103,9 @@ def test_it_is_private(tmp_path: Path) -> None:
 def test_a_long_and_strange_path_works(tmp_path: Path) -> None:
     folder = make_run(tmp_path / ("länge " * 20) / ("x" * 100) / "run\nof mine")
     assert len(os.fsencode(folder / SOCKET_NAME)) > 107
-    with opened(folder) as said:
+    with opened(folder) as handled:
         send_request(folder, "drain", "far away")
-    assert said == [("drain", "far away")]
+    assert handled == [("drain", "far away")]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_a_long_and_strange_path_works(tmp_path: Path) -> None:
 )
 def test_nonsense_is_answered_and_the_socket_stays_open(tmp_path: Path, data: bytes) -> None:
     make_run(tmp_path)
-    with opened(tmp_path) as said:
+    with opened(tmp_path) as handled:
         answer = raw(tmp_path, data)
         assert answer["ok"] is False
         assert answer["error"]
-        assert said == []
+        assert handled == []
         assert send_request(tmp_path, "ping")["ok"]
 
 
@@ -147,7 +147,7 @@ def test_a_near_word_is_suggested(tmp_path: Path) -> None:
 def test_a_silent_or_closed_connection_does_not_block_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_module, "EXCHANGE_TIMEOUT_S", 0.2)
     make_run(tmp_path)
-    with opened(tmp_path) as said:
+    with opened(tmp_path) as handled:
         silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         silent.connect(str(tmp_path / SOCKET_NAME))
         for _ in range(20):
@@ -155,7 +155,7 @@ def test_a_silent_or_closed_connection_does_not_block_others(tmp_path: Path, mon
                 hasty.connect(str(tmp_path / SOCKET_NAME))
         assert send_request(tmp_path, "drain")["ok"]
         silent.close()
-    assert said == [("drain", "asked to drain")]
+    assert handled == [("drain", "asked to drain")]
 
 
 def test_what_the_run_makes_of_it_may_fail(tmp_path: Path) -> None:
@@ -180,13 +180,13 @@ def test_many_clients_at_once_are_all_answered(tmp_path: Path, monkeypatch: pyte
     )  # the backlog is shorter: clients connect again until then
     make_run(tmp_path)
     answers: list[Any] = []
-    with opened(tmp_path) as said:
+    with opened(tmp_path) as handled:
         threads = [threading.Thread(target=lambda: answers.append(send_request(tmp_path, "drain"))) for _ in range(40)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert (len(answers), len(said)) == (40, 40)
+    assert (len(answers), len(handled)) == (40, 40)
 
 
 def test_what_a_dead_driver_left_is_replaced(tmp_path: Path) -> None:
@@ -194,13 +194,13 @@ def test_what_a_dead_driver_left_is_replaced(tmp_path: Path) -> None:
     left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     left.bind(str(tmp_path / SOCKET_NAME))
     left.close()
-    with opened(tmp_path) as said:
+    with opened(tmp_path) as handled:
         send_request(tmp_path, "drain")
-    assert len(said) == 1
+    assert len(handled) == 1
     (tmp_path / SOCKET_NAME).write_text("not even a socket")
-    with opened(tmp_path) as said:
+    with opened(tmp_path) as handled:
         send_request(tmp_path, "drain")
-    assert len(said) == 1
+    assert len(handled) == 1
 
 
 def test_a_socket_that_another_living_driver_holds_is_not_taken_over(
@@ -276,20 +276,20 @@ def test_a_run_without_a_socket_does_not_answer(tmp_path: Path, monkeypatch: pyt
 
 def test_a_request_whose_client_gave_up_is_not_carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path)
-    with opened(tmp_path) as said:
+    with opened(tmp_path) as handled:
         expired = {"do": "drain", "expires": time.monotonic() - 1}
         assert raw(tmp_path, json.dumps(expired).encode() + b"\n") == {
             "ok": False,
             "error": "the request has expired",
             "code": "DT362",
         }
-        assert said == []
+        assert handled == []
         send_request(tmp_path, "drain", "why")
-        assert said == [("drain", "why")]
+        assert handled == [("drain", "why")]
     monkeypatch.setattr(control_module, "ANSWER_TIMEOUT_S", 0.05)  # it has expired when it is sent
-    with opened(tmp_path) as said, pytest.raises(ConfigError, match="expired"):
+    with opened(tmp_path) as handled, pytest.raises(ConfigError, match="expired"):
         send_request(tmp_path, "drain")
-    assert said == []
+    assert handled == []
 
 
 def test_a_stopped_driver_is_reported_and_drains_only_when_it_is_asked_again(

@@ -231,23 +231,29 @@ def test_the_parent_of_this_process_is_recognised_by_its_number_and_its_beginnin
 
 
 def test_the_summary_adds_up(history: RunHistory) -> None:
-    told = summarize_run(history, WALL)
-    assert (told.status, told.finished, told.delivered, told.failed, told.total) == ("finished", 1000, 999, 1, 1000)
-    assert told.seconds == 110
-    assert told.mean_rate == pytest.approx(1000 / 110)
-    assert told.steady_rate == pytest.approx(10.0)
-    assert (told.predicted, told.replans) == (12.5, 1)
-    assert told.setup_s == 20.0
-    assert told.worker_seconds == pytest.approx(3 * 110)
-    assert told.setup_share == pytest.approx(20 / 330)
-    assert told.use["CPUs"].peak == 3000
-    assert told.use["CPUs"].mean == pytest.approx(3000 * 100 / 110)
-    a, b = told.units
+    summary = summarize_run(history, WALL)
+    assert (summary.status, summary.finished, summary.delivered, summary.failed, summary.total) == (
+        "finished",
+        1000,
+        999,
+        1,
+        1000,
+    )
+    assert summary.seconds == 110
+    assert summary.mean_rate == pytest.approx(1000 / 110)
+    assert summary.steady_rate == pytest.approx(10.0)
+    assert (summary.predicted, summary.replans) == (12.5, 1)
+    assert summary.setup_s == 20.0
+    assert summary.worker_seconds == pytest.approx(3 * 110)
+    assert summary.setup_share == pytest.approx(20 / 330)
+    assert summary.use["CPUs"].peak == 3000
+    assert summary.use["CPUs"].mean == pytest.approx(3000 * 100 / 110)
+    a, b = summary.units
     assert (a.name, a.taken, a.started, a.most_workers) == ("a", 1000, 2, 2)
     assert a.rate == pytest.approx(10.0)
     assert a.busy == pytest.approx(100 / 201)
     assert b.busy == pytest.approx(50 / 110)
-    assert json.loads(json.dumps(told.to_dict()))["steady_rate"] == pytest.approx(10.0)
+    assert json.loads(json.dumps(summary.to_dict()))["steady_rate"] == pytest.approx(10.0)
 
 
 def test_all_figures_fit_one_screen(history: RunHistory) -> None:
@@ -306,7 +312,7 @@ def test_too_few_views_give_no_steady_rate() -> None:
 
 
 def test_a_reader_parses_only_what_was_written_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also across rotations, and it finds the same as a new reader as long as nothing has rotated away."""
+    """The same holds across rotations: it finds what a new reader finds, unless a file has rotated away."""
     parsed: list[int] = []
     real = read_lines_from
 

@@ -14,7 +14,7 @@ from dovetail.observe.charts import Band, downsample, line_chart, stacked_area_c
 from dovetail.observe.charts import Line as Drawn
 from dovetail.observe.history import RunHistory
 from dovetail.observe.html_report import html_report
-from observe.made_runs import GB, Made, long_run, shape
+from observe.made_runs import GB, RecordedRun, long_run, shape
 from recipes.traced_operators import Long, Lower, rows, run, stage
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_ten_minutes_of_twenty_operators_stay_small_and_whole(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", [NASTY, "a" * 300, "\ud800", "\u05d0\u05d1 \U0001f600", "-->", "]]>"])
 def test_whatever_users_call_things_is_shown_and_never_run(tmp_path: Path, name: str) -> None:
-    made = Made(tmp_path / "run", ["a"], name=name)
+    made = RecordedRun(tmp_path / "run", ["a"], name=name)
     for t in range(10):
         made.view(float(t), rows=t)
         if t % 5 == 0:
@@ -120,14 +120,14 @@ def test_every_chart_and_every_band_has_a_title_and_a_number(tmp_path: Path) -> 
 
 
 def test_a_run_that_failed_before_it_began_can_still_be_looked_at(tmp_path: Path) -> None:
-    Made(tmp_path / "run", []).write(status="failed", error="no node has a GPU")
+    RecordedRun(tmp_path / "run", []).write(status="failed", error="no node has a GPU")
     page = Page(html_report(RunHistory.load(tmp_path / "run"), [("a", ("a",))]))
     assert "no node has a GPU" in page.text
     assert "did not run" in page.text
 
 
 def test_failed_items_are_counted_by_error_and_listed(tmp_path: Path) -> None:
-    made = Made(tmp_path / "run", ["a+b"])
+    made = RecordedRun(tmp_path / "run", ["a+b"])
     failed: Any = {"a+b": {"failed_total": 6}}
     made.view(1.0, rows=94, **failed)
     made.end(failed=6)
@@ -144,7 +144,7 @@ def test_failed_items_are_counted_by_error_and_listed(tmp_path: Path) -> None:
 
 
 def test_plan_and_reached_rate_are_compared(tmp_path: Path) -> None:
-    made = Made(tmp_path / "run", ["a"])
+    made = RecordedRun(tmp_path / "run", ["a"])
     unit = {"name": "a", "shape": shape(cpus=2, memory_bytes=GB), "workers": 3, "rate_source": "measured"}
     made.plan = [unit]
     for t in range(21):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GB = 1 << 30
 
 
-def made(path: Path, *lines: dict[str, Any], **header: Any) -> RunHistory:
+def recorded_history(path: Path, *lines: dict[str, Any], **header: Any) -> RunHistory:
     """A run of which only these lines are known."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "run.json").write_text(json.dumps({"version": 1, "status": "finished", "engine": "ray", **header}))
@@ -38,7 +38,7 @@ def use(t: float, node: str, cpus: float | None, used: int, **workers: int) -> d
 
 
 def test_the_most_workers_at_once_are_counted_by_node_and_unit(tmp_path: Path) -> None:
-    history = made(
+    history = recorded_history(
         tmp_path,
         worker(0, "start", 1, "x"),
         worker(0, "start", 2, "x"),
@@ -52,7 +52,7 @@ def test_the_most_workers_at_once_are_counted_by_node_and_unit(tmp_path: Path) -
 
 def test_measurements_of_a_node_include_workers_without_a_line_of_their_own(tmp_path: Path) -> None:
     gpu = {"v": 1, "t": 5, "k": "gpu_use", "node": "x", "index": 0, "use_percent": 70}
-    history = made(
+    history = recorded_history(
         tmp_path,
         use(0, "x", None, GB, a=1, idle=0),
         use(5, "x", 2.0, 5 * GB, a=7),
@@ -69,7 +69,7 @@ def test_a_node_that_left_has_a_reason_and_one_that_returned_is_present(tmp_path
     def node(t: float, name: str, do: str, **why: str) -> dict[str, Any]:
         return {"v": 1, "t": t, "k": "node", "node": name, "do": do, **why}
 
-    history = made(
+    history = recorded_history(
         tmp_path,
         node(1, "x", "left", why="power"),
         node(1, "y", "left"),
@@ -100,20 +100,20 @@ def test_the_ranks_of_a_gang_are_on_their_nodes(tmp_path: Path) -> None:
 
 
 def test_status_has_a_table_of_nodes_and_those_that_left_come_first(tmp_path: Path) -> None:
-    told = summarize_run(RunHistory.load(recorded(tmp_path / "r")))
-    assert node_lines(told) == [
+    summary = summarize_run(RunHistory.load(recorded(tmp_path / "r")))
+    assert node_lines(summary) == [
         "",
         "node           workers",
         "node-1 (left)  a 1",
         "node-0         a 1, b 1",
         "node-1 left the cluster: power",
     ]
-    assert node_lines(told)[2] in summary_lines(told)
-    assert json.loads(json.dumps(told.to_dict()))["nodes"][1]["left"] == "power"
+    assert node_lines(summary)[2] in summary_lines(summary)
+    assert json.loads(json.dumps(summary.to_dict()))["nodes"][1]["left"] == "power"
 
 
 def test_what_was_measured_has_columns(tmp_path: Path) -> None:
-    history = made(tmp_path, use(0, "x", 2.14, GB, a=1), worker(0, "start", 1, "y"))
+    history = recorded_history(tmp_path, use(0, "x", 2.14, GB, a=1), worker(0, "start", 1, "y"))
     assert node_lines(summarize_run(history))[1:] == [
         "node  workers  CPUs busy      memory",
         "x     a 1       2.1 of 4  1GB of 8GB",
@@ -123,10 +123,10 @@ def test_what_was_measured_has_columns(tmp_path: Path) -> None:
 
 def test_one_node_and_a_simulated_run_have_no_table_and_a_large_cluster_a_short_one(tmp_path: Path) -> None:
     many = [worker(0, "start", number, f"n{number:03}") for number in range(200)]
-    assert node_lines(summarize_run(made(tmp_path / "one", worker(0, "start", 1, "x")))) == []
-    assert node_lines(summarize_run(made(tmp_path / "sim", *many, virtual=True))) == []
-    shown = node_lines(summarize_run(made(tmp_path / "many", *many)))
+    assert node_lines(summarize_run(recorded_history(tmp_path / "one", worker(0, "start", 1, "x")))) == []
+    assert node_lines(summarize_run(recorded_history(tmp_path / "sim", *many, virtual=True))) == []
+    shown = node_lines(summarize_run(recorded_history(tmp_path / "many", *many)))
     assert len(shown) < 20
     assert shown[-1] == "and 184 more nodes"
     units = [worker(0, "start", number, "xy"[number % 2], f"stage-{number // 2}") for number in range(40)]
-    assert node_lines(summarize_run(made(tmp_path / "units", *units)))[2].endswith("stage-11 1 and 16 more")
+    assert node_lines(summarize_run(recorded_history(tmp_path / "units", *units)))[2].endswith("stage-11 1 and 16 more")

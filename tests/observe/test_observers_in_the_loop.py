@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
 
 
-class Told:
-    """A controller and an engine that tell the story of `made`, second by second."""
+class ScriptedRun:
+    """Controller and engine that replay the events of `made`, second by second."""
 
     def __init__(self) -> None:
         self.second = 0
@@ -47,7 +47,7 @@ class Told:
         return STORY.get(self.second, ([], []))[0]
 
     def submit(self, commands: Sequence[EngineCommand | DataCommand]) -> None:
-        """Nothing is really done."""
+        """Ignore the commands."""
 
     def close(self) -> None: ...
 
@@ -59,35 +59,35 @@ class Told:
 
 
 def test_a_whole_run_is_recorded_shown_and_replayed(tmp_path: Path) -> None:
-    told, screen, clock = Told(), Screen(False), Clock()
+    scripted, screen, clock = ScriptedRun(), Screen(False), Clock()
     path = tmp_path / "r"
     watching: list[Observer] = [
         recorder(path),
         ReplayRecorder(path / "replay.log", {"pipeline": "video"}),
-        ProgressDisplay(run_at, stream=screen, wall=lambda: clock.now + told.second),
+        ProgressDisplay(run_at, stream=screen, wall=lambda: clock.now + scripted.second),
     ]
-    assert run_loop(told, told, told, watching) == []
+    assert run_loop(scripted, scripted, scripted, watching) == []
     history = RunHistory.load(path)
     assert (history.status(), history.run["finished"], len(history.worker_lifetimes)) == ("finished", 1000, 3)
     assert "1000 of 1000" in screen.getvalue()
-    found = replay(path / "replay.log", lambda header: Told())
+    found = replay(path / "replay.log", lambda header: ScriptedRun())
     assert found.is_same
     assert found.steps == 111
 
 
 def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
+    scripted = ScriptedRun()
     written = recorder(tmp_path / "r")
 
     def full(*_: object) -> None:
-        if told.second > 50:
+        if scripted.second > 50:
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(written._journal, "flush", full)
-    monkeypatch.setattr(written, "_wall", lambda: Clock().now + 10 * told.second)
-    ((dropped, error),) = run_loop(told, told, told, [written])
+    monkeypatch.setattr(written, "_wall", lambda: Clock().now + 10 * scripted.second)
+    ((dropped, error),) = run_loop(scripted, scripted, scripted, [written])
     assert dropped is written
     assert isinstance(error, OSError)
-    assert told.done
+    assert scripted.done
     written.close(110.0)
     assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "finished"

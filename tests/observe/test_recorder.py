@@ -65,8 +65,8 @@ def test_a_run_leaves_its_header_plan_events_commits_and_errors(tmp_path: Path) 
 
 def test_the_header_has_command_engine_and_outcome(tmp_path: Path) -> None:
     found = header(recorded(tmp_path / "r"))
-    told = {name: found[name] for name in ("version", "id", "name", "what", "engine", "cluster", "virtual", "status")}
-    assert told == {
+    shown = {name: found[name] for name in ("version", "id", "name", "what", "engine", "cluster", "virtual", "status")}
+    assert shown == {
         "version": 1,
         "id": "r",
         "name": "video",
@@ -201,7 +201,7 @@ def test_what_happened_can_be_read_a_second_later(tmp_path: Path) -> None:
     written.close(1.0)
 
 
-def test_a_busy_run_looks_at_the_clock_although_its_own_hardly_moves(tmp_path: Path) -> None:
+def test_a_busy_run_reads_the_wall_clock_although_its_own_hardly_moves(tmp_path: Path) -> None:
     wall = Clock()
     written = recorder(tmp_path / "r", wall=wall)
     written.on_step(0.0, [], [Note("decision", "more of a")])
@@ -344,8 +344,8 @@ def test_what_happens_too_often_is_counted_instead_of_written(tmp_path: Path) ->
     for step in range(20_000):
         written.on_step(step / 1000, [], [Note("error", "x" * 200)])
     written.close(20.0)
-    told = len(lines(tmp_path / "r", "note"))
-    assert told + header(tmp_path / "r")["left_out"]["note"] == 20_000
+    written_notes = len(lines(tmp_path / "r", "note"))
+    assert written_notes + header(tmp_path / "r")["left_out"]["note"] == 20_000
     assert size_of(tmp_path / "r") < 500_000 + 50_000 * 21
 
 

@@ -16,7 +16,7 @@ from dovetail.observe.utilisation_verdicts import PIPELINE_SETTINGS, RECIPE_SETT
 from dovetail.recipes.operators.base import Row, TextMapper
 from dovetail.recipes.runner import write_monitor
 from dovetail.recipes.stage_wrappers import BarrierStage
-from observe.made_runs import GB, STARTED, Made, long_run, shape
+from observe.made_runs import GB, STARTED, RecordedRun, long_run, shape
 from recipes.traced_operators import Deadly, Fussy, Long, Lower, Same, rows, run, stage
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def test_samples_are_in_the_units_of_data_juicer(tmp_path: Path) -> None:
 
 
 def test_figures_that_were_not_measured_are_omitted(tmp_path: Path) -> None:
-    made = Made(tmp_path / "run", ["a"])
+    made = RecordedRun(tmp_path / "run", ["a"])
     for t in range(3):
         made.view(float(t), rows=t)
         made.end()
@@ -176,7 +176,7 @@ def test_figures_that_were_not_measured_are_omitted(tmp_path: Path) -> None:
 
 def test_a_call_that_takes_long_was_busy_before_it_was_counted(tmp_path: Path) -> None:
     """A barrier tells of its seconds when it is done."""
-    made = Made(tmp_path / "run", ["a"])
+    made = RecordedRun(tmp_path / "run", ["a"])
     for t in range(11):
         made.view(float(t), rows=0, a={"stages": [["a", 9, 9, 8.0]] if t == 10 else []})
         if t % 5 == 0:
@@ -190,7 +190,7 @@ def test_a_call_that_takes_long_was_busy_before_it_was_counted(tmp_path: Path) -
 
 
 def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
-    made = Made(tmp_path / "run", ["a"])
+    made = RecordedRun(tmp_path / "run", ["a"])
     for t in range(21):
         seconds = t % 10 + 0.0
         made.view(float(t), rows=t, a={"stages": [["a", t, t, seconds]]})
@@ -204,7 +204,7 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
 
 
 def test_views_that_come_fast_are_taken_together(tmp_path: Path) -> None:
-    made = Made(tmp_path / "run", ["a"])
+    made = RecordedRun(tmp_path / "run", ["a"])
     for number in range(41):
         made.view(number / 10, rows=number)
         made.end()
@@ -215,7 +215,7 @@ def test_views_that_come_fast_are_taken_together(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_never_ran_has_no_samples_and_no_figures(tmp_path: Path) -> None:
-    made = Made(tmp_path / "run", ["a"])
+    made = RecordedRun(tmp_path / "run", ["a"])
     made.view(0.0, rows=0)
     made.end()
     made.write(status="failed", error="it could not start")
@@ -226,7 +226,7 @@ def test_an_operator_that_never_ran_has_no_samples_and_no_figures(tmp_path: Path
 
 
 def test_a_run_folder_without_views_is_reported_as_empty(tmp_path: Path) -> None:
-    Made(tmp_path / "run", []).write()
+    RecordedRun(tmp_path / "run", []).write()
     (one,) = monitor(tmp_path / "run", "a")
     assert one["resource"] == []
 
@@ -236,7 +236,7 @@ def test_operators_are_those_of_the_recipe_and_stages_those_of_any_other_run(tmp
         ("recipe", {"operators": [["clean", ["clean"]], ["dedup", ["dedup_hash", "dedup"]]]}),
         ("run", {}),
     ):
-        made = Made(tmp_path / name, ["clean+dedup_hash", "dedup", "stats"])
+        made = RecordedRun(tmp_path / name, ["clean+dedup_hash", "dedup", "stats"])
         made.view(1.0, rows=9)
         made.end()
         made.write(more=more)
@@ -246,7 +246,7 @@ def test_operators_are_those_of_the_recipe_and_stages_those_of_any_other_run(tmp
 
 
 def test_an_operator_that_occurs_twice_is_named_by_its_stage(tmp_path: Path) -> None:
-    made = Made(tmp_path / "run", ["clean", "clean_2"])
+    made = RecordedRun(tmp_path / "run", ["clean", "clean_2"])
     made.view(1.0, rows=9)
     made.end()
     history = RunHistory.load(made.write())
@@ -257,7 +257,7 @@ def test_an_operator_that_occurs_twice_is_named_by_its_stage(tmp_path: Path) -> 
 # --- how it did
 
 
-def judged(made: Made, seconds: int = 20, uses: dict[str, Any] | None = None, **view: Any) -> Any:
+def judge(made: RecordedRun, seconds: int = 20, uses: dict[str, Any] | None = None, **view: Any) -> Any:
     for t in range(seconds + 1):
         made.view(float(t), rows=100 * t, a={"busy_s_total": view.get("busy", 1.0) * t})
         if t % 5 == 0:
@@ -271,32 +271,32 @@ def judged(made: Made, seconds: int = 20, uses: dict[str, Any] | None = None, **
     return judge_stages(history, summarize_run(history), usages, requested_resources(history), names)[0]
 
 
-def on_card(tmp_path: Path) -> Made:
-    made = Made(tmp_path / "run", ["a"])
+def on_card(tmp_path: Path) -> RecordedRun:
+    made = RecordedRun(tmp_path / "run", ["a"])
     made.line("worker", 0.0, do="start", w=1, unit="a", node="node-0", gpus=[0])
     return made
 
 
 def test_a_card_that_waits_is_under_utilised(tmp_path: Path) -> None:
-    verdict = judged(on_card(tmp_path), gpu={"use_percent": 20, "memory_used_bytes": GB}, cpus=0.3)
+    verdict = judge(on_card(tmp_path), gpu={"use_percent": 20, "memory_used_bytes": GB}, cpus=0.3)
     assert verdict.kind == "under-utilised"
     assert "20 %" in verdict.why
     assert "num_proc: 2" in verdict.change
 
 
 def test_changes_use_the_names_of_the_file_that_was_run(tmp_path: Path) -> None:
-    verdict = judged(on_card(tmp_path), gpu={"use_percent": 20}, cpus=0.3, names=PIPELINE_SETTINGS)
+    verdict = judge(on_card(tmp_path), gpu={"use_percent": 20}, cpus=0.3, names=PIPELINE_SETTINGS)
     assert verdict.change == "workers: 2, a larger batch_size, or a smaller cpus"
 
 
 def test_a_card_that_waits_for_busy_cpus_is_cpu_bottlenecked(tmp_path: Path) -> None:
-    verdict = judged(on_card(tmp_path), gpu={"use_percent": 20, "memory_used_bytes": GB}, cpus=0.95)
+    verdict = judge(on_card(tmp_path), gpu={"use_percent": 20, "memory_used_bytes": GB}, cpus=0.95)
     assert verdict.kind == "CPU-bottlenecked"
     assert "num_cpus: 2" in verdict.change
 
 
 def test_a_full_card_is_over_utilised(tmp_path: Path) -> None:
-    verdict = judged(on_card(tmp_path), gpu={"use_percent": 90, "memory_used_bytes": 20 * GB - MB})
+    verdict = judge(on_card(tmp_path), gpu={"use_percent": 90, "memory_used_bytes": 20 * GB - MB})
     assert verdict.kind == "over-utilised"
     assert "num_gpus" in verdict.change
 
@@ -304,30 +304,30 @@ def test_a_full_card_is_over_utilised(tmp_path: Path) -> None:
 def test_a_worker_that_ran_out_of_memory_is_over_utilised(tmp_path: Path) -> None:
     made = on_card(tmp_path)
     made.line("worker", 3.0, do="lost", w=1, unit="a", node="node-0", why="out of memory: 9 GB of 8 GB")
-    verdict = judged(made)
+    verdict = judge(made)
     assert (verdict.kind, verdict.why) == ("over-utilised", "1 worker ran out of memory")
 
 
 def test_a_worker_with_more_memory_than_it_asked_for_is_over_utilised(tmp_path: Path) -> None:
-    made = Made(tmp_path / "run", ["a"])
+    made = RecordedRun(tmp_path / "run", ["a"])
     made.plan = [{"name": "a", "shape": shape(memory_bytes=GB)}]
-    verdict = judged(made, uses={"peak_bytes": 2 * GB})
+    verdict = judge(made, uses={"peak_bytes": 2 * GB})
     assert verdict.kind == "over-utilised"
     assert verdict.change == "memory: '2.375GB'"
 
 
 def test_the_operator_that_all_wait_for_is_cpu_bottlenecked(tmp_path: Path) -> None:
-    verdict = judged(Made(tmp_path / "run", ["a"]), bottleneck="a", cpus=0.9)
+    verdict = judge(RecordedRun(tmp_path / "run", ["a"]), bottleneck="a", cpus=0.9)
     assert verdict.kind == "CPU-bottlenecked"
     assert "num_proc: 2" in verdict.change
 
 
 def test_workers_short_of_cpus_are_distinguished_from_busy_workers(tmp_path: Path) -> None:
-    verdict = judged(Made(tmp_path / "run", ["a"]), cpus=0.2)
+    verdict = judge(RecordedRun(tmp_path / "run", ["a"]), cpus=0.2)
     assert verdict.kind == "short of CPUs"
     assert "num_proc: 2" in verdict.change
 
 
 def test_workers_that_wait_are_under_utilised_and_busy_ones_are_not(tmp_path: Path) -> None:
-    assert judged(Made(tmp_path / "run", ["a"]), busy=0.2, cpus=0.2).kind == "under-utilised"
-    assert judged(Made(tmp_path / "run2", ["a"]), cpus=0.9).kind == "well used"
+    assert judge(RecordedRun(tmp_path / "run", ["a"]), busy=0.2, cpus=0.2).kind == "under-utilised"
+    assert judge(RecordedRun(tmp_path / "run2", ["a"]), cpus=0.9).kind == "well used"

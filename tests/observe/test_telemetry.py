@@ -23,15 +23,15 @@ MB = 1 << 20
 BUSY = "say()\nwhile True: burn(1)"
 
 
-def of(*workers: WorkerProcesses) -> Any:
+def mapping_of(*workers: WorkerProcesses) -> Any:
     return lambda: dict(enumerate(workers))
 
 
-def test_a_thread_looks_until_it_is_stopped() -> None:
+def test_a_thread_samples_until_it_is_stopped() -> None:
     others = set(threading.enumerate())
     with session("data = b'x' * (50 << 20); say()\nwhile True: burn(1)") as worker:
         worker.hear()
-        telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "caption")), every_s=0.05)
+        telemetry = Telemetry(mapping_of(WorkerProcesses((worker.pid,), "caption")), every_s=0.05)
         assert telemetry.latest() == {}
         telemetry.start()
 
@@ -69,7 +69,7 @@ def test_it_can_be_stopped_at_once_and_without_a_start() -> None:
 def test_what_is_handed_out_does_not_change() -> None:
     with session(BUSY) as worker:
         worker.hear()
-        telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "a")))
+        telemetry = Telemetry(mapping_of(WorkerProcesses((worker.pid,), "a")))
         telemetry.sample()
         seen = telemetry.snapshot()
         before = (dict(seen.workers), dict(seen.units))
@@ -83,7 +83,7 @@ def test_a_worker_of_several_ranks_is_all_of_them() -> None:
     with session("burn(0.2); say(); wait()") as one, session("burn(0.3); say(); wait()") as two:
         one.hear()
         two.hear()
-        telemetry = Telemetry(of(WorkerProcesses((one.pid, two.pid), "train")))
+        telemetry = Telemetry(mapping_of(WorkerProcesses((one.pid, two.pid), "train")))
         telemetry.sample()
         assert telemetry.latest()[0].cpu_s_total >= 0.45
         assert telemetry.latest()[0].processes == 2
@@ -108,7 +108,7 @@ def test_gpu_memory_is_put_to_the_worker_whose_child_holds_it() -> None:
     with session("child = os.fork()\nsay(child if child else '')\nwait() if child else time.sleep(1000)") as worker:
         child = int(worker.hear() or worker.hear())
         library = BusyNvml(BusyCard("GPU-aaa", processes={child: 3 * GIB, 1: GIB}))
-        telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "a")), gpu=NvmlMeter(library))
+        telemetry = Telemetry(mapping_of(WorkerProcesses((worker.pid,), "a")), gpu=NvmlMeter(library))
         telemetry.sample()
         assert telemetry.latest()[0].gpu_bytes == 3 * GIB
         assert telemetry.units()["a"].gpu_peak_bytes == 3 * GIB
@@ -123,10 +123,12 @@ def test_a_stage_that_uses_more_than_it_requested_gets_advice_once() -> None:
         asked = WrittenRequest(cpus=0.05, memory_bytes=10 * MB)
 
         def clock() -> float:
-            """So slow that the worker is busy also where many others are."""
+            """A clock so slow that the worker is busy even on a loaded machine."""
             return time.monotonic() / 20
 
-        telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "caption")), lambda _: asked, every_s=0.2, clock=clock)
+        telemetry = Telemetry(
+            mapping_of(WorkerProcesses((worker.pid,), "caption")), lambda _: asked, every_s=0.2, clock=clock
+        )
         telemetry.start()
         found = []
 
@@ -140,7 +142,7 @@ def test_a_stage_that_uses_more_than_it_requested_gets_advice_once() -> None:
         assert len(found) == 2
 
 
-def test_a_look_that_fails_is_left_out_and_the_next_is_taken() -> None:
+def test_a_failed_sample_is_left_out_and_the_next_is_taken() -> None:
     calls = []
 
     def workers() -> Mapping[int, WorkerProcesses]:
@@ -161,20 +163,22 @@ def test_a_look_that_fails_is_left_out_and_the_next_is_taken() -> None:
 def test_a_worker_that_is_not_there_any_more_or_not_yet_is_no_trouble() -> None:
     with session("wait()") as worker:
         pass
-    telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "a"), WorkerProcesses((), "b")))
+    telemetry = Telemetry(mapping_of(WorkerProcesses((worker.pid,), "a"), WorkerProcesses((), "b")))
     telemetry.sample()
     assert telemetry.problem == ""
     assert [use.cpu_s_total for use in telemetry.latest().values()] == [0.0, 0.0]
 
 
 def test_ten_workers_cost_less_than_a_hundredth_of_a_core() -> None:
-    """At one look per second; measured on a quiet machine: 0.1 %."""
+    """At one sample per second; measured on a quiet machine: 0.1 %."""
     with ExitStack() as stack:
         workers = [stack.enter_context(session("say(); wait()")) for _ in range(10)]
         for worker in workers:
             worker.hear()
         now = [0.0]
-        telemetry = Telemetry(of(*(WorkerProcesses((worker.pid,), "a") for worker in workers)), clock=lambda: now[0])
+        telemetry = Telemetry(
+            mapping_of(*(WorkerProcesses((worker.pid,), "a") for worker in workers)), clock=lambda: now[0]
+        )
         telemetry.sample()
         began = time.thread_time()
         for _ in range(10):
@@ -183,12 +187,12 @@ def test_ten_workers_cost_less_than_a_hundredth_of_a_core() -> None:
         assert (time.thread_time() - began) / 10 < 0.01
 
 
-def test_looks_that_take_long_come_less_often() -> None:
-    """The thread never takes more than its share of a core, however slow the answer to who is there."""
-    looks: list[float] = []
+def test_slow_samples_are_taken_less_often() -> None:
+    """The thread never takes more than its share of a core, however slow the list of workers is."""
+    samples: list[float] = []
 
     def slow() -> Mapping[int, WorkerProcesses]:
-        looks.append(time.monotonic())
+        samples.append(time.monotonic())
         end = time.thread_time() + 0.01
         while time.thread_time() < end:
             pass
@@ -196,6 +200,6 @@ def test_looks_that_take_long_come_less_often() -> None:
 
     telemetry = Telemetry(slow, every_s=0.001)
     telemetry.start()
-    until(lambda: len(looks) >= 2)
+    until(lambda: len(samples) >= 2)
     telemetry.stop()
-    assert looks[1] - looks[0] >= 0.01 / MAX_CPU_SHARE
+    assert samples[1] - samples[0] >= 0.01 / MAX_CPU_SHARE

@@ -80,24 +80,24 @@ def test_all_machines_together_and_each_node_by_itself() -> None:
     assert run.telemetry.peak(1) == 10 * MB
 
 
-def test_a_sample_that_was_seen_before_does_not_look_like_a_pause() -> None:
-    """A node looks less often than the driver, or its answer is late: its workers are as busy as before."""
+def test_a_repeated_sample_does_not_count_as_a_pause() -> None:
+    """A node samples less often than the driver, or its answer is late: its workers are as busy as before."""
     run = Run(WrittenRequest(cpus=1.0))
-    told = []
+    given_advice = []
     for look in range(24):
         second = look / 2
         if look % 3 == 0:
             run.now = second
             run.measured.record("x", data(second, (1, 3.0 * second)))
         run.sample(second + 0.1)
-        told += run.telemetry.advice()
+        given_advice += run.telemetry.advice()
         if look >= 3:
             assert run.telemetry.latest()[1].cpus == pytest.approx(3.0)
             assert run.telemetry.units()["a"].cpus_now == pytest.approx(3.0)
     unit = run.telemetry.units()["a"]
     assert unit.cpus == pytest.approx(3.0)
     assert unit.cpus_least == unit.cpus_recent == pytest.approx(3.0)
-    assert [it.about for it in told] == ["cpus"]
+    assert [it.about for it in given_advice] == ["cpus"]
 
 
 def test_samples_without_a_time_are_of_now() -> None:
@@ -124,10 +124,10 @@ def test_a_real_worker_of_another_node_is_written_down(tmp_path: Path) -> None:
             written.on_step(float(second), [], [])
         written.close(12.0)
         meter.stop()
-    told = summarize_run(RunHistory.load(tmp_path / "r"))
-    assert told.units[0].peak_bytes is not None
-    assert told.units[0].peak_bytes > 30 * MB
-    (far,) = [node for node in told.nodes if node.name == "far"]
+    summary = summarize_run(RunHistory.load(tmp_path / "r"))
+    assert summary.units[0].peak_bytes is not None
+    assert summary.units[0].peak_bytes > 30 * MB
+    (far,) = [node for node in summary.nodes if node.name == "far"]
     assert far.workers == {"a": 1}
     assert far.memory_bytes is not None
     assert far.cpus is not None

@@ -37,8 +37,8 @@ MB = 1 << 20
 CAP_BYTES = 20_000_000
 
 
-class Told(Telemetry):
-    """Of a run that was made by hand: worker 1 of a, worker 3 of b; a grows."""
+class ScriptedTelemetry(Telemetry):
+    """Telemetry of a run with scripted samples: worker 1 of a, worker 3 of b; the memory of a grows."""
 
     def __init__(self, workers: int = 2) -> None:
         super().__init__(dict)
@@ -72,7 +72,7 @@ def lines(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_units_cards_and_the_machine_are_written_every_five_seconds_and_at_the_end(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "r", telemetry=Told())
+    path = recorded(tmp_path / "r", telemetry=ScriptedTelemetry())
     times = [*(5.0 * number for number in range(23)), 110.0]
     assert [line["t"] for line in lines(path, "unit_use") if line["unit"] == "a"] == times
     assert [line["t"] for line in lines(path, "machine_use")] == times
@@ -84,7 +84,7 @@ def test_units_cards_and_the_machine_are_written_every_five_seconds_and_at_the_e
 
 
 def test_the_line_of_a_worker_has_its_resource_use(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "r", telemetry=Told())
+    path = recorded(tmp_path / "r", telemetry=ScriptedTelemetry())
     line = next(line for line in lines(path, "worker_use") if line["worker"] == 1 and line["t"] == 10.0)
     assert line["unit"] == "a"
     assert line["batches_total"] == 5
@@ -93,37 +93,37 @@ def test_the_line_of_a_worker_has_its_resource_use(tmp_path: Path) -> None:
 
 
 def test_the_summary_has_what_was_measured_and_what_to_change(tmp_path: Path) -> None:
-    told = summarize_run(RunHistory.load(recorded(tmp_path / "r", telemetry=Told())))
-    a, b = told.units
+    summary = summarize_run(RunHistory.load(recorded(tmp_path / "r", telemetry=ScriptedTelemetry())))
+    a, b = summary.units
     assert a.cpus is not None
     assert round(a.cpus, 1) == 3.1
     assert a.peak_bytes is not None
     assert a.peak_bytes > 100 * MB
     assert b.cpus is not None
-    assert unit_table_lines(told)[0].split()[-2:] == ["CPUs", "memory"]
-    assert unit_table_lines(told)[1].split()[-2:] == ["3.1", "100MB"]
-    text = "\n".join(summary_lines(told))
+    assert unit_table_lines(summary)[0].split()[-2:] == ["CPUs", "memory"]
+    assert unit_table_lines(summary)[1].split()[-2:] == ["3.1", "100MB"]
+    text = "\n".join(summary_lines(summary))
     assert "to change   stage a uses 3.1 CPUs per worker and requests 1: Resources(cpus=3)" in text
     assert all(len(line) <= 80 for line in text.split("folder  ")[0].splitlines())
-    data = json.loads(json.dumps(told.to_dict()))
-    assert data["advice"] == list(told.advice)
+    data = json.loads(json.dumps(summary.to_dict()))
+    assert data["advice"] == list(summary.advice)
     assert data["units"][0]["peak_bytes"] == a.peak_bytes
-    two = replace(told, advice=("first", "second"))
+    two = replace(summary, advice=("first", "second"))
     assert advice_lines(two) == ["to change   first", "            second"]
 
 
 def test_figures_that_were_not_measured_are_not_shown(tmp_path: Path) -> None:
-    told = summarize_run(RunHistory.load(recorded(tmp_path / "r")))
-    assert (told.advice, told.units[0].cpus, told.units[0].peak_bytes) == ((), None, None)
-    assert unit_table_lines(told)[0].split()[-1] == "workers"
-    assert not any("to change" in line for line in summary_lines(told))
-    half = replace(told, units=(replace(told.units[0], peak_bytes=MB), told.units[1]))
+    summary = summarize_run(RunHistory.load(recorded(tmp_path / "r")))
+    assert (summary.advice, summary.units[0].cpus, summary.units[0].peak_bytes) == ((), None, None)
+    assert unit_table_lines(summary)[0].split()[-1] == "workers"
+    assert not any("to change" in line for line in summary_lines(summary))
+    half = replace(summary, units=(replace(summary.units[0], peak_bytes=MB), summary.units[1]))
     assert [line.split()[-1] for line in unit_table_lines(half)] == ["memory", "1MB", "-"]
     assert "CPUs" not in unit_table_lines(half)[0]
 
 
 def test_repeated_advice_replaces_the_first(tmp_path: Path) -> None:
-    telemetry = Told()
+    telemetry = ScriptedTelemetry()
     written = recorder(tmp_path / "r", telemetry=telemetry)
     written.on_step(0.0, [], [])
     telemetry.news = [Advice("a", "cpus", 7.0, "seven"), Advice("a", "memory", 7.0, "more memory")]
@@ -142,7 +142,7 @@ def test_repeated_advice_replaces_the_first(tmp_path: Path) -> None:
     ],
 )
 def test_advice_is_written_as_the_run_was_started(tmp_path: Path, more: dict[str, Any], change: str) -> None:
-    telemetry = Told()
+    telemetry = ScriptedTelemetry()
     reason = "stage a: peak memory 209MB per worker, requested 50MB"
     telemetry.news = [Advice("a", "memory", 2e8, f'{reason}: Resources(memory="256MB")', reason, "256MB")]
     history = RunHistory.load(recorded(tmp_path / "r", telemetry=telemetry))
@@ -152,13 +152,13 @@ def test_advice_is_written_as_the_run_was_started(tmp_path: Path, more: dict[str
 
 
 def test_the_trace_has_counters_of_what_was_used(tmp_path: Path) -> None:
-    events = make_trace(RunHistory.load(recorded(tmp_path / "r", telemetry=Told())))["traceEvents"]
+    events = make_trace(RunHistory.load(recorded(tmp_path / "r", telemetry=ScriptedTelemetry())))["traceEvents"]
     names = {event["name"] for event in events if event["ph"] == "C"}
     assert {"a CPUs used", "b memory", "GPU 0 %", "GPU 1 memory", "machine CPUs used", "machine memory"} <= names
     assert "advice" in {event["cat"] for event in events if event["ph"] == "i"}
 
 
-class Spread(Told):
+class Spread(ScriptedTelemetry):
     """The same on nodes, of which the first two have cards."""
 
     def __init__(self, nodes: int) -> None:
@@ -229,7 +229,7 @@ def test_lines_of_use_that_are_broken_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_huge_run_with_telemetry_stays_under_the_cap_and_within_its_rate(tmp_path: Path) -> None:
-    telemetry = Told(300)
+    telemetry = ScriptedTelemetry(300)
     units = [unit(f"stage-{number}") for number in range(20)]
     written = recorder(
         tmp_path / "r",
@@ -268,8 +268,8 @@ def test_real_workers_are_written_down(tmp_path: Path) -> None:
             telemetry.sample()
             written.on_step(now[0], [], [])
         written.close(12.0)
-    told = summarize_run(RunHistory.load(tmp_path / "r"))
-    assert told.units[0].peak_bytes is not None
-    assert told.units[0].peak_bytes > 30 * MB
-    assert told.units[1].peak_bytes is None
+    summary = summarize_run(RunHistory.load(tmp_path / "r"))
+    assert summary.units[0].peak_bytes is not None
+    assert summary.units[0].peak_bytes > 30 * MB
+    assert summary.units[1].peak_bytes is None
     assert lines(tmp_path / "r", "worker_use")[0]["processes"] == 1

@@ -1,4 +1,4 @@
-"""Does a stage's hash change exactly when its code does?"""
+"""The hash of a stage changes exactly when its code changes."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_default_that_a_stage_cannot_have_is_reported_at_the_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("defaults", "said"),
+    ("defaults", "message"),
     [
         ({"on_eror": "skip"}, "did you mean 'on_error'?"),
         ({"workers": 2}, "is not a setting"),
@@ -85,10 +85,10 @@ def test_a_default_that_a_stage_cannot_have_is_reported_at_the_stage() -> None:
         ({3: 4}, "3 is not a setting"),
     ],
 )
-def test_invalid_defaults_in_python_are_pipeline_errors(defaults: Any, said: str) -> None:
+def test_invalid_defaults_in_python_are_pipeline_errors(defaults: Any, message: str) -> None:
     with pytest.raises(dt.PipelineError) as caught:
         dt.Pipeline([dt.Stage("a", "m:f")], defaults=defaults)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.problems[0].fix_texts
 
 

@@ -30,11 +30,11 @@ FILE = {
 
 
 class AcceleratorError(RuntimeError):
-    """As torch.AcceleratorError."""
+    """Stands in for torch.AcceleratorError."""
 
 
 class DistBackendError(RuntimeError):
-    """As torch.distributed.DistBackendError."""
+    """Stands in for torch.distributed.DistBackendError."""
 
 
 def test_a_file_and_python_specify_the_same_policies() -> None:

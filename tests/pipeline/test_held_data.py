@@ -1,4 +1,4 @@
-"""Does a hash tell data that a function holds from other data, and the same from nothing else?"""
+"""The hash of a function depends on the data that it holds, and only on its value."""
 
 from __future__ import annotations
 

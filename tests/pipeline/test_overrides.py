@@ -22,12 +22,12 @@ stages:
 """
 
 
-def after(*texts: str) -> Any:
+def apply_texts(*texts: str) -> Any:
     document = parse_document(TEXT, "p.yaml")
     return apply_overrides(document, [parse_override(text, document.data) for text in texts]).data
 
 
-def said(*texts: str) -> list[tuple[str, str, str]]:
+def problems_of(*texts: str) -> list[tuple[str, str, str]]:
     """The problems of a file with these changes."""
     document = parse_document(TEXT, "p.yaml")
     made = apply_overrides(document, [parse_override(text, document.data) for text in texts])
@@ -57,7 +57,7 @@ def said(*texts: str) -> list[tuple[str, str, str]]:
     ],
 )
 def test_a_value_is_put_in_its_place(text: str, way: tuple[Any, ...], value: Any) -> None:
-    found = after(text)
+    found = apply_texts(text)
     for step in way:
         found = found[step]
     assert found == value
@@ -142,10 +142,10 @@ def test_the_fix_of_a_wrong_override_is_an_override(text: str, fix: str) -> None
 )
 def test_an_invalid_override_is_reported_with_its_option(text: str, words: str | None) -> None:
     if words is None:
-        assert said(text)
+        assert problems_of(text)
         return
     with pytest.raises(ConfigError) as found:
-        after(text)
+        apply_texts(text)
     (problem,) = found.value.problems
     assert problem.code == "DT360"
     assert problem.place == f"--set {text}"
@@ -168,6 +168,6 @@ def test_an_invalid_override_is_reported_with_its_option(text: str, words: str |
     ],
 )
 def test_an_invalid_value_of_an_override_is_reported_with_its_option(text: str, code: str, words: str) -> None:
-    found = said(text)[0]
+    found = problems_of(text)[0]
     assert found[:2] == (code, f"--set {text}")
     assert words in found[2]

@@ -47,7 +47,7 @@ def load(folder: Path, text: str, name: str = "p.yaml") -> Pipeline:
 
 
 def problems(folder: Path, text: str, name: str = "p.yaml") -> list[Problem]:
-    """With their places shortened to line:column."""
+    """Problems of a file, with places shortened to line:column."""
     with pytest.raises(PipelineError) as caught:
         load(folder, text, name)
     found = caught.value.problems
@@ -111,7 +111,7 @@ def test_merge_keys_and_aliases_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "code", "said", "fix"),
+    ("key", "value", "code", "expected_message", "fix"),
     [
         ("name", "5", "DT034", "stage 1: name=5 is not a string", 'name: "5"'),
         ("name", "a b", "DT034", "stage 'a b': name=", "name: a_b"),
@@ -132,17 +132,17 @@ def test_merge_keys_and_aliases_are_followed(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_value_has_its_place_and_a_fix_in_yaml(
-    tmp_path: Path, key: str, value: str, code: str, said: str, fix: str
+    tmp_path: Path, key: str, value: str, code: str, expected_message: str, fix: str
 ) -> None:
     problem = next(found for found in problems(tmp_path, one_stage(key, value)) if found.code == code)
     assert (problem.place, problem.fix_texts[0]) == ("3:5", fix)
-    assert said in problem.message
+    assert expected_message in problem.message
     if (key, value) != ("after", "b"):
         load(tmp_path, one_stage(key, fix.removeprefix(f"{key}: ")))
 
 
 @pytest.mark.parametrize(
-    ("value", "code", "place", "said", "fix"),
+    ("value", "code", "place", "expected_message", "fix"),
     [
         ("{memory: 4}", "DT007", "3:17", "memory=4 has no unit", "memory: 4GB"),
         ("{cpus: 1, gpu_memory: 10}", "DT007", "3:26", "gpu_memory=10 has no unit", "gpu_memory: 10GB"),
@@ -157,17 +157,17 @@ def test_a_bad_value_has_its_place_and_a_fix_in_yaml(
     ],
 )
 def test_a_mistake_of_resources_keeps_its_code_and_gets_its_place_and_stage(
-    tmp_path: Path, value: str, code: str, place: str, said: str, fix: str
+    tmp_path: Path, value: str, code: str, place: str, expected_message: str, fix: str
 ) -> None:
     (problem,) = problems(tmp_path, one_stage("resources", value))
     assert (problem.code, problem.place) == (code, place)
     assert problem.message.startswith("stage 'a': ")
-    assert said in problem.message
+    assert expected_message in problem.message
     assert problem.fix_texts[0].startswith(fix)
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "said"),
+    ("text", "place", "expected_message"),
     [
         ("{stages: [{name: a, run: 'm:f'}], nmae: x}", "1:35", "unknown key 'nmae' (did you mean 'name'?)"),
         ("{stages: [{name: a, run: 'm:f', btch_size: 1}]}", "1:33", "'btch_size' (did you mean 'batch_size'?)"),
@@ -179,15 +179,17 @@ def test_a_mistake_of_resources_keeps_its_code_and_gets_its_place_and_stage(
         ("{stages: [{name: a, run: 'm:f'}], after: [a]}", "1:35", "unknown key 'after': it belongs to a stage"),
     ],
 )
-def test_an_unknown_key_has_its_place_and_its_likely_spelling(tmp_path: Path, text: str, place: str, said: str) -> None:
+def test_an_unknown_key_has_its_place_and_its_likely_spelling(
+    tmp_path: Path, text: str, place: str, expected_message: str
+) -> None:
     (problem,) = problems(tmp_path, text)
     assert (problem.code, problem.place) == ("DT011", place)
-    assert said in problem.message
+    assert expected_message in problem.message
     assert problem.evidence[0].startswith("keys here: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "place", "said"),
+    ("text", "code", "place", "expected_message"),
     [
         ("name: a", "DT012", "1:1", "stages is missing"),
         ("stages: []", "DT030", "1:1", "without stages"),
@@ -201,10 +203,12 @@ def test_an_unknown_key_has_its_place_and_its_likely_spelling(tmp_path: Path, te
         ("{name: '', stages: [{name: a, run: 'm:f'}]}", "DT034", "1:2", "pipeline: name=''"),
     ],
 )
-def test_a_file_of_another_form_is_one_problem(tmp_path: Path, text: str, code: str, place: str, said: str) -> None:
+def test_a_file_of_another_form_is_one_problem(
+    tmp_path: Path, text: str, code: str, place: str, expected_message: str
+) -> None:
     (problem,) = problems(tmp_path, text)
     assert (problem.code, problem.place) == (code, place)
-    assert said in problem.message
+    assert expected_message in problem.message
 
 
 def test_the_fix_for_a_missing_part_works(tmp_path: Path) -> None:
@@ -390,7 +394,7 @@ def test_a_file_with_any_values_is_a_pipeline_or_a_pipeline_error(
 MISTAKES = [
     *[("batch_size: 0", "DT034"), ("rate: -1", "DT034"), ("timeout: soon", "DT034"), ("on_error: explode", "DT034")],
     *[("workers: [3, 1]", "DT034"), ("bathc_size: 1", "DT011"), ("gpus: 1", "DT011"), ("resources: 5", "DT013")],
-    *[("slots: .nan", "DT034"), ("env: {A: 1}", "DT034"), ("after: [nobody]", "DT032"), ("fuse: maybe", "DT034")],
+    *[("slots: .nan", "DT034"), ("env: {A: 1}", "DT034"), ("after: [unknown]", "DT032"), ("fuse: maybe", "DT034")],
 ]
 
 
@@ -404,7 +408,7 @@ def test_every_mistake_is_reported_at_its_place_however_many_there_are(
         lines += [f"  - name: s{number}", "    run: m:f"]
         for text, code in mistakes:
             lines.append(f"    {text}")
-            column = 5 if code != "DT032" else 5 + text.index("nobody")
+            column = 5 if code != "DT032" else 5 + text.index("unknown")
             expected.append((code, f"{len(lines)}:{column}"))
     if expected:
         found = [(problem.code, problem.place) for problem in problems(tmp_path, "\n".join(lines))]

@@ -1,4 +1,4 @@
-"""What a file says about where items come from and go: its form, with line and column."""
+"""Source and sink sections of a pipeline file: errors with line and column."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def later(**settings: Any) -> list[str]:
     return names(step("a"), step("b", **settings))
 
 
-# ---- who shares workers
+# ---- stages that share workers
 
 
 def test_neighbours_that_are_alike_share_workers() -> None:

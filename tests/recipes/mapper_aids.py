@@ -14,7 +14,7 @@ MAPPERS = sorted({case["op"] for case in cases(kind="mapper")})
 OTHER_CASES = [case for case in cases(kind="mapper") if case["params"]]
 
 
-def made(name: str, **params: Any) -> Mapper:
+def create_mapper(name: str, **params: Any) -> Mapper:
     module = import_module(f"dovetail.recipes.operators.{name}")
     mapper: Mapper = getattr(module, "".join(part.capitalize() for part in name.split("_")))(**params)
     return mapper
@@ -27,5 +27,5 @@ def texts_of(mapper: Mapper, text: str, **fields: Any) -> list[str]:
 
 
 def changed(name: str, text: str, **params: Any) -> str:
-    [only] = texts_of(made(name, **params), text)
+    [only] = texts_of(create_mapper(name, **params), text)
     return only

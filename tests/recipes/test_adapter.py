@@ -44,7 +44,7 @@ quietly = pytest.mark.filterwarnings("ignore")
 """Data-Juicer and its dependencies emit many warnings."""
 
 
-def made(name: str, params: dict[str, Any] | None = None, keys: dict[str, str] | None = None) -> Any:
+def create_operator(name: str, params: dict[str, Any] | None = None, keys: dict[str, str] | None = None) -> Any:
     operator, _ = adapt_operator(known_operators()[name], params or {}, keys)
     assert operator is not None
     return operator
@@ -52,7 +52,7 @@ def made(name: str, params: dict[str, Any] | None = None, keys: dict[str, str] |
 
 def ready(name: str, params: dict[str, Any] | None = None, **fields: str) -> Any:
     """The operator as in a worker: pickled and set up."""
-    operator = made(name, params)
+    operator = create_operator(name, params)
     for key, field in fields.items():
         setattr(operator, key, field)
     operator = pickle.loads(pickle.dumps(operator))
@@ -117,7 +117,7 @@ def test_creating_an_adapted_operator_imports_nothing_and_it_can_be_pickled() ->
 
 def test_operators_with_the_same_parameters_have_different_code_keys() -> None:
     keys = {
-        made(name, params).code_key()
+        create_operator(name, params).code_key()
         for name in ("clean_ip_mapper", "clean_email_mapper")
         for params in ({}, {"repl": "x"})
     }
@@ -125,7 +125,7 @@ def test_operators_with_the_same_parameters_have_different_code_keys() -> None:
 
 
 def test_whole_floats_are_passed_as_integers() -> None:
-    assert repr(made("text_length_filter", {"min_len": 1e1}).recipe_parameters["min_len"]) == "10"
+    assert repr(create_operator("text_length_filter", {"min_len": 1e1}).recipe_parameters["min_len"]) == "10"
 
 
 def test_a_batch_becomes_rows_for_any_number_of_rows() -> None:
@@ -247,10 +247,10 @@ def test_the_text_may_be_in_another_or_a_nested_field() -> None:
 @quietly
 def test_filters_use_the_bounds_of_the_recipe() -> None:
     given = [{"text": "a" * length} for length in range(9, 14)]
-    operator = made("text_length_filter", {"min_len": 10, "max_len": 12})
+    operator = create_operator("text_length_filter", {"min_len": 10, "max_len": 12})
     operator.reversed_range = True  # then the closed bounds of Data-Juicer apply to the outside
     assert [len(row["text"]) for row in operator(given)] == [9, 10, 12, 13]
-    operator = made("text_length_filter", {"min_len": 10, "max_len": 12})
+    operator = create_operator("text_length_filter", {"min_len": 10, "max_len": 12})
     operator.min_closed_interval = operator.max_closed_interval = False
     assert [len(row["text"]) for row in operator(given)] == [11]
 

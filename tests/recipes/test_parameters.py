@@ -43,7 +43,7 @@ def problems_of(name: str, **given: Any) -> list[tuple[str, Problem]]:
     return list(parameter_problems(known_operators()[name], given))
 
 
-def only(name: str, **given: Any) -> Problem:
+def single_problem(name: str, **given: Any) -> Problem:
     """The one problem there is; its first fix, put in, leaves none."""
     ((key, problem),) = problems_of(name, **given)
     assert key in given
@@ -102,40 +102,42 @@ def test_parameters_of_filters_are_unknown_to_other_operators() -> None:
 
 
 def test_a_quoted_number_is_reported_as_a_string() -> None:
-    problem = only("text_length_filter", min_len="5")
+    problem = single_problem("text_length_filter", min_len="5")
     assert problem.message == (
         "text_length_filter: min_len is '5' (a string, because it is quoted), but must be a whole number"
     )
     assert problem.fix_texts == ("min_len: 5",)
-    assert only("special_characters_filter", max_ratio="0.2").fix_texts == ("max_ratio: 0.2",)
-    assert only("text_length_filter", min_len="five").fix_texts == ("min_len: 10",)
+    assert single_problem("special_characters_filter", max_ratio="0.2").fix_texts == ("max_ratio: 0.2",)
+    assert single_problem("text_length_filter", min_len="five").fix_texts == ("min_len: 10",)
 
 
 def test_true_is_not_a_number_and_1_is_not_a_flag() -> None:
-    assert "is true, but must be a whole number" in only("text_length_filter", min_len=True).message
-    assert only("document_deduplicator", lowercase=1).fix_texts == ("lowercase: true",)
-    assert only("document_deduplicator", lowercase="no").fix_texts == ("lowercase: false",)
-    assert only("document_deduplicator", lowercase=7).fix_texts == ("lowercase: false",)
+    assert "is true, but must be a whole number" in single_problem("text_length_filter", min_len=True).message
+    assert single_problem("document_deduplicator", lowercase=1).fix_texts == ("lowercase: true",)
+    assert single_problem("document_deduplicator", lowercase="no").fix_texts == ("lowercase: false",)
+    assert single_problem("document_deduplicator", lowercase=7).fix_texts == ("lowercase: false",)
 
 
 def test_a_bare_no_for_a_string_is_reported_as_the_boolean_that_yaml_reads() -> None:
-    problem = only("word_repetition_filter", lang=False)  # lang: no, for Norwegian
+    problem = single_problem("word_repetition_filter", lang=False)  # lang: no, for Norwegian
     assert "YAML reads a bare yes, no, on and off as true and false" in problem.message
     assert problem.fix_texts == ("lang: 'no'",)
 
 
 def test_a_number_for_a_string_is_fixed_by_quotes() -> None:
-    assert only("clean_ip_mapper", repl=5).fix_texts == ("repl: '5'",)
+    assert single_problem("clean_ip_mapper", repl=5).fix_texts == ("repl: '5'",)
 
 
 def test_a_string_for_a_list_is_fixed_by_brackets() -> None:
-    assert only("extract_entity_relation_mapper", entity_types="person").fix_texts == ("entity_types: ['person']",)
+    assert single_problem("extract_entity_relation_mapper", entity_types="person").fix_texts == (
+        "entity_types: ['person']",
+    )
 
 
 def test_whole_numbers_may_be_written_as_floats_but_must_be_whole() -> None:
     assert problems_of("text_length_filter", min_len=1e3) == []
     assert problems_of("text_length_filter", min_len=-0.0) == []
-    assert only("text_length_filter", min_len=5.5).fix_texts == ("min_len: 6",)
+    assert single_problem("text_length_filter", min_len=5.5).fix_texts == ("min_len: 6",)
 
 
 def test_a_converted_value_has_the_required_type() -> None:
@@ -157,7 +159,7 @@ def test_a_converted_value_has_the_required_type() -> None:
 def test_nan_is_never_valid_and_infinity_only_for_bounds() -> None:
     for name, key in (("text_length_filter", "max_len"), ("special_characters_filter", "max_ratio")):
         assert problems_of(name, **{key: math.inf}) == []
-        only(name, **{key: math.nan})
+        single_problem(name, **{key: math.nan})
     assert problems_of("specified_numeric_field_filter", field_key="a", min_value=-math.inf, max_value=math.inf) == []
     for name, key in (
         ("text_chunk_mapper", "max_len"),
@@ -165,7 +167,7 @@ def test_nan_is_never_valid_and_infinity_only_for_bounds() -> None:
         ("document_minhash_deduplicator", "jaccard_threshold"),
         ("image_face_blur_mapper", "radius"),
     ):
-        assert "is .inf, but must be" in only(name, **{key: math.inf}).message
+        assert "is .inf, but must be" in single_problem(name, **{key: math.inf}).message
 
 
 @pytest.mark.parametrize(
@@ -189,18 +191,18 @@ def test_nan_is_never_valid_and_infinity_only_for_bounds() -> None:
 def test_a_value_out_of_range_is_reported_with_the_range_and_a_valid_value(
     name: str, key: str, value: object, wanted: str, fix: object
 ) -> None:
-    problem = only(name, **{key: value})
+    problem = single_problem(name, **{key: value})
     assert problem.message.endswith(f"but must be {wanted}")
     assert yaml.safe_load(problem.fix_texts[0]) == {key: fix}
 
 
 def test_a_misspelt_choice_is_reported_with_a_suggestion() -> None:
-    assert "(did you mean 'max'?)" in only("image_text_similarity_filter", reduce_mode="maxx").message
+    assert "(did you mean 'max'?)" in single_problem("image_text_similarity_filter", reduce_mode="maxx").message
 
 
 def test_null_is_valid_only_for_nullable_parameters() -> None:
     assert problems_of("clean_ip_mapper", pattern=None) == []
-    assert only("clean_ip_mapper", repl=None).message == "clean_ip_mapper: repl is null, but must be a string"
+    assert single_problem("clean_ip_mapper", repl=None).message == "clean_ip_mapper: repl is null, but must be a string"
 
 
 def test_a_missing_required_parameter_is_reported() -> None:
@@ -234,7 +236,7 @@ def test_all_problems_are_reported_at_once() -> None:
     ],
 )
 def test_a_minimum_above_the_maximum_is_an_error(name: str, given: dict[str, Any]) -> None:
-    problem = only(name, **given)
+    problem = single_problem(name, **given)
     assert "is greater than max_" in problem.message
     assert len(problem.fix_texts) == 2
     for fix in problem.fix_texts:
@@ -242,7 +244,7 @@ def test_a_minimum_above_the_maximum_is_an_error(name: str, given: dict[str, Any
 
 
 def test_a_minimum_above_the_default_maximum_is_an_error_and_vice_versa() -> None:
-    problem = only("special_characters_filter", min_ratio=0.5)
+    problem = single_problem("special_characters_filter", min_ratio=0.5)
     assert problem.message == (
         "special_characters_filter: min_ratio (0.5) is greater than max_ratio (0.25, its default)"
     )
@@ -269,7 +271,7 @@ def test_worker_settings_are_not_checked_as_parameters() -> None:
     ("key", "value"), [("text_key", 5), ("image_key", None), ("turbo", "yes"), ("skip_op_error", 1), ("work_dir", [])]
 )
 def test_common_parameters_of_every_operator_are_checked(key: str, value: object) -> None:
-    only("clean_ip_mapper", **{key: value})
+    single_problem("clean_ip_mapper", **{key: value})
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import dovetail as dt
-from engines.ray_runs import NODES, only
+from engines.ray_runs import NODES, use_only_nodes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ process:
 BAD = 77
 
 
-def made(folder: Path, out: str) -> dt.Recipe:
+def write_recipe(folder: Path, out: str) -> dt.Recipe:
     path = folder / f"{out}.yaml"
     path.write_text(RECIPE.format(out=out))
     return dt.Recipe.load(path)
@@ -42,15 +42,15 @@ def made(folder: Path, out: str) -> dt.Recipe:
 def test_a_recipe_gives_the_same_results_on_ray(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only(ray_cluster, monkeypatch, *NODES)
+    use_only_nodes(ray_cluster, monkeypatch, *NODES)
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
     words = ["one", "two ", "three\u00a0", "https://example.com/a?b=c", "four", "FIVE"]
     texts = [" ".join(words[: 2 + number % 5]) + f" number {number // 3}" for number in range(300)]
     rows: list[dict[str, object]] = [{"id": number, "text": text} for number, text in enumerate(texts)]
     rows[BAD]["text"] = 7
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    here = made(tmp_path, "here").run(progress=False, probe=False)
-    there = made(tmp_path, "there").run(engine=f"ray:{ray_cluster.address}", progress=False, probe=False)
+    here = write_recipe(tmp_path, "here").run(progress=False, probe=False)
+    there = write_recipe(tmp_path, "there").run(engine=f"ray:{ray_cluster.address}", progress=False, probe=False)
     assert (here.status, there.status) == ("finished", "finished")
     assert (here.failed, there.failed) == (1, 1)
     written = [(tmp_path / out / "clean.jsonl").read_text() for out in ("here", "there")]

@@ -177,7 +177,7 @@ def test_invalid_resources_are_reported(tmp_path: Path, parameters: str, words: 
 
 
 def test_an_operator_needs_a_gpu_only_by_default_or_by_the_file(tmp_path: Path) -> None:
-    for parameters, operator, cuda, said in (
+    for parameters, operator, cuda, required in (
         ("", CPU_OPERATOR, False, False),
         ("", GPU_OPERATOR, True, False),
         ("num_gpus: 0", GPU_OPERATOR, False, False),
@@ -188,7 +188,7 @@ def test_an_operator_needs_a_gpu_only_by_default_or_by_the_file(tmp_path: Path) 
         ("accelerator: cpu, num_gpus: 0", GPU_OPERATOR, False, False),
     ):
         found = needs(tmp_path, parameters, operator)
-        assert (found.cuda, found.cuda_required) == (cuda, said), (parameters, operator)
+        assert (found.cuda, found.cuda_required) == (cuda, required), (parameters, operator)
         assert bool(found.resources.shape().cards) is cuda, (parameters, operator)
 
 

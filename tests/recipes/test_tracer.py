@@ -52,7 +52,7 @@ def shown(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def changed(source: list[Row], limit: int) -> list[dict[str, str]]:
-    """As `Lower` shows them."""
+    """Changed rows as `Lower` traces them."""
     found = [row["text"] for row in source if row["text"] != row["text"].lower()]
     return [{"original_text": text, "processed_text": text.lower()} for text in found[:limit]]
 

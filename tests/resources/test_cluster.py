@@ -138,7 +138,7 @@ def test_a_yaml_or_json_file_is_read_back_to_the_same_cluster(
     tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, as_json: bool
 ) -> None:
     path = tmp_path_factory.mktemp("cluster") / "cluster.yaml"
-    # PyYAML does not quote a text like 0E0, which everybody but YAML 1.1, and so we too, reads as a number
+    # PyYAML does not quote a text like 0E0, which every reader except YAML 1.1 reads as a number, as ours does
     words = [word for node in cluster.nodes for word in (node.name, *(part for label in node.labels for part in label))]
     assume(not any(_EXPONENT.fullmatch(word) for word in words))
     text = json.dumps(cluster.to_dict(), indent=2) if as_json else yaml.safe_dump(cluster.to_dict())
@@ -271,7 +271,7 @@ def test_an_unknown_card_has_only_what_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said", "fixes"),
+    ("spec", "expected_message", "fixes"),
     [
         ("(4cpu, 2xH10O)", "did you mean 'H100'?", ["(4cpu, 2xH100)"]),
         ("(4cpu, 2xH10O:80GB)", "did you mean 'H100'?", ["(4cpu, 2xH100:80GB)"]),
@@ -299,9 +299,9 @@ def test_an_unknown_card_has_only_what_is_written() -> None:
         ("2.5xp5.48xlarge", "not a whole number", ["2xp5.48xlarge", "3xp5.48xlarge"]),
     ],
 )
-def test_every_fix_of_a_spec_is_a_spec_that_works(spec: str, said: str, fixes: list[str]) -> None:
+def test_every_fix_of_a_spec_is_a_spec_that_works(spec: str, expected_message: str, fixes: list[str]) -> None:
     problem = problems_of(spec).problems[0]
-    assert said in problem.message
+    assert expected_message in problem.message
     assert [fix.strip('"') for fix in problem.fix_texts] == fixes
     for fix in fixes:
         Cluster.parse(fix)
@@ -331,7 +331,7 @@ def test_an_instance_type_takes_labels_custom_resources_and_cpus_to_keep_back() 
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "expected_message"),
     [
         ("(p5.48xlarge, 8cpu)", "CPUs are given twice"),
         ("(p5.48xlarge, 8GB)", "memory is given twice"),
@@ -346,9 +346,9 @@ def test_an_instance_type_takes_labels_custom_resources_and_cpus_to_keep_back() 
         ("autp", "did you mean 'auto'?"),
     ],
 )
-def test_an_instance_type_that_cannot_be_is_refused_with_the_reason(spec: str, said: str) -> None:
+def test_an_instance_type_that_cannot_be_is_refused_with_the_reason(spec: str, expected_message: str) -> None:
     problem = problems_of(spec).problems[0]
-    assert said in problem.message
+    assert expected_message in problem.message
     assert problem.fix_texts
 
 
@@ -368,7 +368,7 @@ def test_the_documentation_has_the_table_of_instance_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "wrong", "said"),
+    ("spec", "wrong", "expected_message"),
     [
         ("(4cpu, 16)", "16", "no unit"),
         ("(4cpu, -16GB)", "-16GB", "negative"),
@@ -415,11 +415,11 @@ def test_the_documentation_has_the_table_of_instance_types() -> None:
         ("(4cpu) + x(4cpu)", "x(", "not a group"),
     ],
 )
-def test_a_mistake_in_a_spec_is_reported_with_its_column(spec: str, wrong: str, said: str) -> None:
+def test_a_mistake_in_a_spec_is_reported_with_its_column(spec: str, wrong: str, expected_message: str) -> None:
     error = problems_of(spec)
     assert error.codes == ("DT023",)
     problem = error.problems[0]
-    assert said in problem.message
+    assert expected_message in problem.message
     assert all(fix.removeprefix("write").strip() for fix in problem.fix_texts), problem
     if wrong != " + ":
         assert problem.place == f"cluster {spec!r}:{spec.index(wrong) + 1}"

@@ -28,29 +28,29 @@ def ledger_of(spec: str) -> Ledger:
     return Ledger(Cluster.parse(spec))
 
 
-def ways_on(ledger: Ledger, node: int = 0, **asked: Any) -> tuple[CardAssignment, ...]:
+def assignments_on(ledger: Ledger, node: int = 0, **asked: Any) -> tuple[CardAssignment, ...]:
     return Fit(Resources(**asked).shape()).assignments(ledger.free[node])
 
 
-def way_on(ledger: Ledger, **asked: Any) -> CardAssignment:
-    """The first way to sit on the first node."""
-    return ways_on(ledger, **asked)[0]
+def first_assignment(ledger: Ledger, **asked: Any) -> CardAssignment:
+    """First assignment on the first node."""
+    return assignments_on(ledger, **asked)[0]
 
 
-def sit(ledger: Ledger, node: int = 0, **asked: Any) -> CardAssignment | None:
-    """Takes the first way there is."""
+def take_first(ledger: Ledger, node: int = 0, **asked: Any) -> CardAssignment | None:
+    """Take the first assignment on a node, if there is one."""
     fit = Fit(Resources(**asked).shape())
-    ways = fit.assignments(ledger.free[node])
-    if not ways:
+    assignments = fit.assignments(ledger.free[node])
+    if not assignments:
         return None
-    ledger.take(fit.seat(ledger.cluster.nodes[node].name, ways[0]))
-    return ways[0]
+    ledger.take(fit.seat(ledger.cluster.nodes[node].name, assignments[0]))
+    return assignments[0]
 
 
-def filled(ledger: Ledger, **asked: Any) -> int:
-    """How many sit on the first node when it is full."""
+def count_until_full(ledger: Ledger, **asked: Any) -> int:
+    """Number of workers on the first node when it is full."""
     count = 0
-    while sit(ledger, cpus=0, **asked) is not None:
+    while take_first(ledger, cpus=0, **asked) is not None:
         count += 1
         assert count <= 10_000
     return count
@@ -58,7 +58,7 @@ def filled(ledger: Ledger, **asked: Any) -> int:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """A bound on work that would otherwise take longer than anybody waits."""
+    """Upper limit of the time of work that could otherwise take very long."""
 
     def stop(_signal: int, _frame: object) -> NoReturn:
         raise AssertionError(f"took more than {seconds} s")
@@ -79,17 +79,17 @@ def at_most(seconds: float) -> Iterator[None]:
     ("gpus", "milli"), [(0.25, 250), (0.5, 500), (0.001, 1), (1 / 3, 333), (1 / 7, 142), (0.999, 999)]
 )
 def test_a_share_of_a_gpu_takes_that_share_of_milli_and_of_bytes(gpus: float, milli: int) -> None:
-    (way,) = ways_on(ledger_of("(4cpu, gpu:20GB)"), gpus=gpus)
-    assert way == (CardShare(0, milli, 20 * GB * milli // 1000),)
+    (assignment,) = assignments_on(ledger_of("(4cpu, gpu:20GB)"), gpus=gpus)
+    assert assignment == (CardShare(0, milli, 20 * GB * milli // 1000),)
 
 
 def test_a_share_with_memory_takes_exactly_both() -> None:
-    assert way_on(ledger_of("(4cpu, gpu:20GB)"), gpus=0.25, gpu_memory="4GB") == (CardShare(0, 250, 4 * GB),)
-    assert way_on(ledger_of("(4cpu, gpu:20GB)"), gpus=0.9, gpu_memory="1B") == (CardShare(0, 900, 1),)
+    assert first_assignment(ledger_of("(4cpu, gpu:20GB)"), gpus=0.25, gpu_memory="4GB") == (CardShare(0, 250, 4 * GB),)
+    assert first_assignment(ledger_of("(4cpu, gpu:20GB)"), gpus=0.9, gpu_memory="1B") == (CardShare(0, 900, 1),)
 
 
 def test_memory_alone_takes_exactly_its_bytes_and_its_part_of_the_milli_of_each_card() -> None:
-    (small,), (large,) = ways_on(ledger_of("(4cpu, gpu:20GB, gpu:80GB)"), gpu_memory="8GB")
+    (small,), (large,) = assignments_on(ledger_of("(4cpu, gpu:20GB, gpu:80GB)"), gpu_memory="8GB")
     assert small == CardShare(0, 400, 8 * GB)
     assert large == CardShare(1, 100, 8 * GB)
 
@@ -108,7 +108,7 @@ def test_memory_alone_takes_exactly_its_bytes_and_its_part_of_the_milli_of_each_
     ],
 )
 def test_memory_is_never_added_across_cards(spec: str, gpu_memory: str, workers: int) -> None:
-    assert filled(ledger_of(f"(4cpu, {spec})"), gpu_memory=gpu_memory) == workers
+    assert count_until_full(ledger_of(f"(4cpu, {spec})"), gpu_memory=gpu_memory) == workers
 
 
 @given(st.integers(1, 2**40), st.integers(1, 150), st.integers(0, 2**40))
@@ -121,14 +121,14 @@ def test_as_many_workers_fit_as_the_card_divided_by_their_memory(card: int, part
     asked = min(most, least + more % max(1, most - least + 1))
     ledger = Ledger(Cluster((Node("n", 1000, gpus=(Gpu("gpu", card),)),)))
     if card // asked <= 200:
-        assert filled(ledger, gpu_memory=f"{asked}B") == card // asked
+        assert count_until_full(ledger, gpu_memory=f"{asked}B") == card // asked
 
 
 def test_n_shares_of_one_nth_fit_on_a_card_whatever_its_size() -> None:
     for card in (1, 999, 20 * GB, 85_094_825_984):
         ledger = Ledger(Cluster((Node("n", 1000, gpus=(Gpu("gpu", card),)),)))
         for parts in range(2, 1001):
-            (share,) = way_on(ledger, gpus=1 / parts)
+            (share,) = first_assignment(ledger, gpus=1 / parts)
             assert share.milli * parts <= 1000
             assert share.memory_bytes * parts <= card
             assert share.milli > 0
@@ -136,7 +136,7 @@ def test_n_shares_of_one_nth_fit_on_a_card_whatever_its_size() -> None:
 
 @pytest.mark.parametrize("parts", [2, 3, 7, 49, 1000])
 def test_n_shares_of_one_nth_really_sit_on_a_card_together(parts: int) -> None:
-    assert filled(ledger_of("(4cpu, gpu:24GB)"), gpus=1 / parts) >= parts
+    assert count_until_full(ledger_of("(4cpu, gpu:24GB)"), gpus=1 / parts) >= parts
 
 
 @pytest.mark.parametrize(
@@ -154,84 +154,84 @@ def test_n_shares_of_one_nth_really_sit_on_a_card_together(parts: int) -> None:
 )
 def test_a_whole_gpu_is_free_only_if_compute_and_memory_are_untouched(first: dict[str, Any], whole_fits: bool) -> None:
     ledger = ledger_of("(4cpu, A100)")
-    assert sit(ledger, **first) is not None
-    assert bool(ways_on(ledger, gpus=1)) is whole_fits
+    assert take_first(ledger, **first) is not None
+    assert bool(assignments_on(ledger, gpus=1)) is whole_fits
 
 
-def test_a_gpu_is_whole_again_once_everybody_left() -> None:
+def test_a_gpu_is_whole_again_after_all_workers_left() -> None:
     ledger = ledger_of("(4cpu, A100)")
     untouched = ledger.free[0]
     fit = Fit(Resources(gpus=0.3, gpu_memory="7GB").shape())
     seats = [fit.seat("node-0", fit.assignments(untouched)[0]) for _ in range(3)]
     for seat in seats:
         ledger.take(seat)
-    assert not ways_on(ledger, gpus=1)
+    assert not assignments_on(ledger, gpus=1)
     for seat in seats:
         ledger.give_back(seat)
     assert ledger.free[0] == untouched
-    assert ways_on(ledger, gpus=1)
+    assert assignments_on(ledger, gpus=1)
 
 
 def test_a_whole_gpu_takes_all_milli_and_bytes_but_only_the_codecs_it_asked_for() -> None:
-    assert way_on(ledger_of("(4cpu, A100)"), gpus=1) == (CardShare(0, 1000, 40 * GB),)
-    assert way_on(ledger_of("(4cpu, A100)"), gpus=1, nvdecs=2) == (CardShare(0, 1000, 40 * GB, 2),)
+    assert first_assignment(ledger_of("(4cpu, A100)"), gpus=1) == (CardShare(0, 1000, 40 * GB),)
+    assert first_assignment(ledger_of("(4cpu, A100)"), gpus=1, nvdecs=2) == (CardShare(0, 1000, 40 * GB, 2),)
     ledger = ledger_of("(4cpu, A100)")
-    sit(ledger, gpus=1, nvdecs=2)
-    assert filled(ledger, nvdecs=1) == 3
+    take_first(ledger, gpus=1, nvdecs=2)
+    assert count_until_full(ledger, nvdecs=1) == 3
 
 
 def test_an_entire_gpu_takes_every_codec_and_needs_every_codec() -> None:
-    assert way_on(ledger_of("(4cpu, L4)"), entire_gpu=True) == (CardShare(0, 1000, 24 * GB, 4, 2),)
+    assert first_assignment(ledger_of("(4cpu, L4)"), entire_gpu=True) == (CardShare(0, 1000, 24 * GB, 4, 2),)
     ledger = ledger_of("(4cpu, L4)")
-    sit(ledger, nvdecs=1)
-    assert not ways_on(ledger, entire_gpu=True)
+    take_first(ledger, nvdecs=1)
+    assert not assignments_on(ledger, entire_gpu=True)
     ledger = ledger_of("(4cpu, L4)")
-    sit(ledger, entire_gpu=True)
-    assert not ways_on(ledger, nvdecs=1)
-    assert not ways_on(ledger, nvencs=1)
+    take_first(ledger, entire_gpu=True)
+    assert not assignments_on(ledger, nvdecs=1)
+    assert not assignments_on(ledger, nvencs=1)
 
 
 def test_entire_gpus_need_together_the_codecs_that_are_asked_for_too() -> None:
-    assert ways_on(ledger_of("(4cpu, 2xL4)"), entire_gpu=True, gpus=2, nvdecs=8)
-    assert not ways_on(ledger_of("(4cpu, 2xL4)"), entire_gpu=True, gpus=2, nvdecs=9)
-    assert way_on(ledger_of("(4cpu, A100, L4)"), entire_gpu=True, nvencs=1)[0].card == 1
+    assert assignments_on(ledger_of("(4cpu, 2xL4)"), entire_gpu=True, gpus=2, nvdecs=8)
+    assert not assignments_on(ledger_of("(4cpu, 2xL4)"), entire_gpu=True, gpus=2, nvdecs=9)
+    assert first_assignment(ledger_of("(4cpu, A100, L4)"), entire_gpu=True, nvencs=1)[0].card == 1
 
 
 def test_a_codec_worker_takes_codecs_of_one_card_and_nothing_else() -> None:
-    assert way_on(ledger_of("(4cpu, L4)"), nvdecs=3, nvencs=1) == (CardShare(0, 0, 0, 3, 1),)
-    assert not ways_on(ledger_of("(4cpu, 8xL4)"), nvdecs=5)
-    assert ways_on(ledger_of("(4cpu, gpu:nvdec=1)"), nvdecs=1)
-    assert filled(ledger_of("(4cpu, 2xL4)"), nvdecs=3) == 2
+    assert first_assignment(ledger_of("(4cpu, L4)"), nvdecs=3, nvencs=1) == (CardShare(0, 0, 0, 3, 1),)
+    assert not assignments_on(ledger_of("(4cpu, 8xL4)"), nvdecs=5)
+    assert assignments_on(ledger_of("(4cpu, gpu:nvdec=1)"), nvdecs=1)
+    assert count_until_full(ledger_of("(4cpu, 2xL4)"), nvdecs=3) == 2
 
 
-def test_a_codec_worker_sits_beside_those_who_compute() -> None:
+def test_a_codec_worker_fits_beside_workers_that_compute() -> None:
     ledger = ledger_of("(4cpu, L4)")
-    sit(ledger, gpus=1)
-    assert filled(ledger, nvdecs=1) == 4
+    take_first(ledger, gpus=1)
+    assert count_until_full(ledger, nvdecs=1) == 4
 
 
 def test_the_codecs_of_a_share_come_from_its_own_card() -> None:
     ledger = ledger_of("(4cpu, 2xL4)")
-    sit(ledger, nvdecs=4)
-    assert ways_on(ledger, gpus=0.5, nvdecs=1) == ((CardShare(1, 500, 12 * GB, 1),),)
-    sit(ledger, gpus=0.6)
-    sit(ledger, gpus=0.6)
+    take_first(ledger, nvdecs=4)
+    assert assignments_on(ledger, gpus=0.5, nvdecs=1) == ((CardShare(1, 500, 12 * GB, 1),),)
+    take_first(ledger, gpus=0.6)
+    take_first(ledger, gpus=0.6)
     # card 0 has no decoder left, card 1 has no half left
     assert [card.milli for card in ledger.free[0].cards.free] == [400, 400]
-    assert not ways_on(ledger, gpus=0.5, nvdecs=1)
-    assert [way[0].card for way in ways_on(ledger, gpus=0.4, nvdecs=1)] == [1]
+    assert not assignments_on(ledger, gpus=0.5, nvdecs=1)
+    assert [assignment[0].card for assignment in assignments_on(ledger, gpus=0.4, nvdecs=1)] == [1]
 
 
 def test_the_codecs_of_whole_gpus_come_from_any_of_its_own_cards() -> None:
     ledger = ledger_of("(4cpu, H100, L4, L4)")
-    sit(ledger, nvencs=2)
-    (way,) = ways_on(ledger, gpus=2, nvencs=1)
-    assert [share.card for share in way][-1] == 2
-    assert sum(share.nvencs for share in way) == 1
-    assert way[-1].nvencs == 1
-    assert not ways_on(ledger, gpus=1, nvencs=3)
-    assert not ways_on(ledger, gpus=3, nvencs=3)
-    assert ways_on(ledger, gpus=3, nvencs=2)
+    take_first(ledger, nvencs=2)
+    (assignment,) = assignments_on(ledger, gpus=2, nvencs=1)
+    assert [share.card for share in assignment][-1] == 2
+    assert sum(share.nvencs for share in assignment) == 1
+    assert assignment[-1].nvencs == 1
+    assert not assignments_on(ledger, gpus=1, nvencs=3)
+    assert not assignments_on(ledger, gpus=3, nvencs=3)
+    assert assignments_on(ledger, gpus=3, nvencs=2)
 
 
 @pytest.mark.parametrize("entire_gpu", [False, True])
@@ -247,26 +247,29 @@ def test_the_codecs_of_whole_gpus_come_from_any_of_its_own_cards() -> None:
 def test_whole_gpus_are_chosen_so_that_both_kinds_of_codecs_suffice(
     spec: str, asked: dict[str, Any], cards: set[int], entire_gpu: bool
 ) -> None:
-    (way,) = ways_on(ledger_of(f"(4cpu, {spec})"), entire_gpu=entire_gpu, **asked)
-    assert {share.card for share in way} >= cards
-    assert sum(share.nvdecs for share in way) >= asked.get("nvdecs", 0)
-    assert sum(share.nvencs for share in way) >= asked.get("nvencs", 0)
+    (assignment,) = assignments_on(ledger_of(f"(4cpu, {spec})"), entire_gpu=entire_gpu, **asked)
+    assert {share.card for share in assignment} >= cards
+    assert sum(share.nvdecs for share in assignment) >= asked.get("nvdecs", 0)
+    assert sum(share.nvencs for share in assignment) >= asked.get("nvencs", 0)
 
 
 def test_whole_gpus_with_memory_need_cards_that_have_at_least_that() -> None:
     ledger = ledger_of("(4cpu, A100, A100:80GB, gpu)")
-    assert way_on(ledger, gpus=1, gpu_memory="41GB") == (CardShare(1, 1000, 80 * GB),)
-    assert way_on(ledger, gpus=2, gpu_memory="40GB") == (CardShare(0, 1000, 40 * GB), CardShare(1, 1000, 80 * GB))
-    assert not ways_on(ledger, gpus=2, gpu_memory="41GB")
-    assert not ways_on(ledger, gpus=3, gpu_memory="1B")
-    assert ways_on(ledger, gpus=3)
+    assert first_assignment(ledger, gpus=1, gpu_memory="41GB") == (CardShare(1, 1000, 80 * GB),)
+    assert first_assignment(ledger, gpus=2, gpu_memory="40GB") == (
+        CardShare(0, 1000, 40 * GB),
+        CardShare(1, 1000, 80 * GB),
+    )
+    assert not assignments_on(ledger, gpus=2, gpu_memory="41GB")
+    assert not assignments_on(ledger, gpus=3, gpu_memory="1B")
+    assert assignments_on(ledger, gpus=3)
 
 
 def test_a_card_of_unknown_memory_can_be_shared_by_milli_only() -> None:
     ledger = ledger_of("(4cpu, gpu)")
-    assert way_on(ledger, gpus=0.25) == (CardShare(0, 250, 0),)
-    assert not ways_on(ledger, gpu_memory="1B")
-    assert filled(ledger, gpus=0.25) == 4
+    assert first_assignment(ledger, gpus=0.25) == (CardShare(0, 250, 0),)
+    assert not assignments_on(ledger, gpu_memory="1B")
+    assert count_until_full(ledger, gpus=0.25) == 4
 
 
 @pytest.mark.parametrize(
@@ -287,7 +290,7 @@ def test_only_the_cards_that_are_asked_for_will_do(
     asked: dict[str, Any], accelerator: str | None, cards: list[int]
 ) -> None:
     ledger = ledger_of("(4cpu, A100, L4, Foo 9:8GB:nvdec=1)")
-    assert [way[0].card for way in ways_on(ledger, accelerator=accelerator, **asked)] == cards
+    assert [assignment[0].card for assignment in assignments_on(ledger, accelerator=accelerator, **asked)] == cards
 
 
 @pytest.mark.parametrize(
@@ -305,55 +308,57 @@ def test_only_the_cards_that_are_asked_for_will_do(
 @pytest.mark.parametrize("asked", [{}, {"gpus": 0.5}, {"nvdecs": 1}, {"gpus": 1}, {"entire_gpu": True}])
 def test_only_nodes_with_the_labels_will_do(asked: dict[str, Any], labels: dict[str, str], nodes: list[int]) -> None:
     ledger = ledger_of("(4cpu, L4){pool=a} + (4cpu, L4){pool=b, zone=x} + (4cpu, L4)")
-    assert [node for node in range(3) if ways_on(ledger, node, labels=labels, **asked)] == nodes
+    assert [node for node in range(3) if assignments_on(ledger, node, labels=labels, **asked)] == nodes
 
 
 def test_custom_resources_are_counted() -> None:
-    assert filled(ledger_of("(4cpu, licence=2.5)"), custom={"licence": 0.5}) == 5
-    assert filled(ledger_of("(4cpu, a=3, b=2)"), custom={"a": 1, "b": 1}) == 2
-    assert not ways_on(ledger_of("(4cpu, licence=1)"), custom={"other": 0.001})
-    assert not ways_on(ledger_of("(4cpu)"), custom={"licence": 1})
-    assert ways_on(ledger_of("(4cpu)"), custom={"licence": 0})
+    assert count_until_full(ledger_of("(4cpu, licence=2.5)"), custom={"licence": 0.5}) == 5
+    assert count_until_full(ledger_of("(4cpu, a=3, b=2)"), custom={"a": 1, "b": 1}) == 2
+    assert not assignments_on(ledger_of("(4cpu, licence=1)"), custom={"other": 0.001})
+    assert not assignments_on(ledger_of("(4cpu)"), custom={"licence": 1})
+    assert assignments_on(ledger_of("(4cpu)"), custom={"licence": 0})
 
 
 def test_cpus_and_memory_are_counted() -> None:
     ledger = ledger_of("(4cpu, keep 1cpu, 8GB)")
-    assert ways_on(ledger, cpus=3, memory="8GB") == ((),)
-    assert not ways_on(ledger, cpus=3.001)
-    assert not ways_on(ledger, cpus=1, memory="8.001GB")
-    assert not ways_on(ledger_of("(4cpu)"), memory="1B")
+    assert assignments_on(ledger, cpus=3, memory="8GB") == ((),)
+    assert not assignments_on(ledger, cpus=3.001)
+    assert not assignments_on(ledger, cpus=1, memory="8.001GB")
+    assert not assignments_on(ledger_of("(4cpu)"), memory="1B")
 
 
 def test_a_worker_without_cards_sits_on_any_node_in_one_way() -> None:
-    assert ways_on(ledger_of("(4cpu, 2xA100)")) == ((),)
-    assert ways_on(ledger_of("(4cpu)")) == ((),)
+    assert assignments_on(ledger_of("(4cpu, 2xA100)")) == ((),)
+    assert assignments_on(ledger_of("(4cpu)")) == ((),)
 
 
 def test_cards_that_are_alike_now_are_one_way() -> None:
     ledger = ledger_of("(4cpu, 4xA100, L4)")
-    assert [way[0].card for way in ways_on(ledger, gpus=0.5)] == [0, 4]
-    sit(ledger, gpus=0.25)
-    assert [way[0].card for way in ways_on(ledger, gpus=0.5)] == [0, 1, 4]
+    assert [assignment[0].card for assignment in assignments_on(ledger, gpus=0.5)] == [0, 4]
+    take_first(ledger, gpus=0.25)
+    assert [assignment[0].card for assignment in assignments_on(ledger, gpus=0.5)] == [0, 1, 4]
 
 
 def test_a_gang_sits_rank_by_rank() -> None:
     gang = Resources(gpus=2).shape(4)
-    assert Fit(gang).assignments(ledger_of("(4cpu, 2xA100)").free[0]) == ways_on(ledger_of("(4cpu, 2xA100)"), gpus=2)
+    assert Fit(gang).assignments(ledger_of("(4cpu, 2xA100)").free[0]) == assignments_on(
+        ledger_of("(4cpu, 2xA100)"), gpus=2
+    )
 
 
 @pytest.mark.parametrize("entire_gpu", [False, True])
-def test_codecs_that_no_cards_have_are_refused_before_anybody_gives_up_waiting(entire_gpu: bool) -> None:
+def test_codecs_that_no_cards_have_are_refused_quickly(entire_gpu: bool) -> None:
     ledger = ledger_of("(64cpu, 64xH100)")
     with at_most(2):
-        assert not ways_on(ledger, gpus=32, nvencs=1, entire_gpu=entire_gpu)
+        assert not assignments_on(ledger, gpus=32, nvencs=1, entire_gpu=entire_gpu)
 
 
 @pytest.mark.parametrize("entire_gpu", [False, True])
-def test_codecs_that_only_the_last_cards_have_are_found_before_anybody_gives_up_waiting(entire_gpu: bool) -> None:
+def test_codecs_that_only_the_last_cards_have_are_found_quickly(entire_gpu: bool) -> None:
     ledger = ledger_of("(64cpu, 40xH100, 8xL4)")
     with at_most(2):
-        (way,) = ways_on(ledger, gpus=16, nvencs=16, entire_gpu=entire_gpu)
-    assert sum(share.nvencs for share in way) == 16
+        (assignment,) = assignments_on(ledger, gpus=16, nvencs=16, entire_gpu=entire_gpu)
+    assert sum(share.nvencs for share in assignment) == 16
 
 
 @pytest.mark.parametrize("name", ["cpus", "memory"])
@@ -385,7 +390,7 @@ def test_room_is_how_many_fit(spec: str, asked: dict[str, Any], room: int) -> No
 
 
 def able_cards(shape: Shape, node: Node, free: FreeResources) -> list[int]:
-    """Cards that could be one of this worker's, by the rules of architecture.md section 4."""
+    """Cards that this worker may use, by the rules of architecture.md section 4."""
     found = []
     for index, gpu in enumerate(node.gpus):
         milli, memory_bytes, nvdecs, nvencs = free.cards.free[index]
@@ -406,7 +411,7 @@ def able_cards(shape: Shape, node: Node, free: FreeResources) -> list[int]:
 
 
 def needed(shape: Shape, gpu: Gpu) -> tuple[int, int]:
-    """Milli and bytes that one worker takes of one such card."""
+    """Share (in thousandths) and bytes that one worker takes of a card."""
     if shape.kind is ShapeKind.CODEC:
         return 0, 0
     if shape.kind is not ShapeKind.FRACTIONAL_GPU:
@@ -415,7 +420,7 @@ def needed(shape: Shape, gpu: Gpu) -> tuple[int, int]:
     return milli, shape.gpu_memory_bytes or gpu.memory_bytes * shape.gpu_milli // 1000
 
 
-def can_sit(shape: Shape, node: Node, free: FreeResources) -> bool:
+def can_fit(shape: Shape, node: Node, free: FreeResources) -> bool:
     labels, custom = dict(node.labels), dict(free.custom)
     if shape.cpu_milli > free.cpu_milli or shape.memory_bytes > free.memory_bytes:
         return False
@@ -434,17 +439,17 @@ def can_sit(shape: Shape, node: Node, free: FreeResources) -> bool:
     )
 
 
-def check_way(shape: Shape, node: Node, way: CardAssignment) -> None:
-    """Takes what was asked for: no more, no less."""
-    assert len(way) == shape.cards
-    assert [share.card for share in way] == sorted({share.card for share in way})
-    for share in way:
+def check_assignment(shape: Shape, node: Node, assignment: CardAssignment) -> None:
+    """Assert that an assignment takes exactly the requested resources."""
+    assert len(assignment) == shape.cards
+    assert [share.card for share in assignment] == sorted({share.card for share in assignment})
+    for share in assignment:
         assert (share.milli, share.memory_bytes) == needed(shape, node.gpus[share.card])
         assert not shape.accelerators or node.gpus[share.card].key in shape.accelerators
-    nvdecs, nvencs = sum(share.nvdecs for share in way), sum(share.nvencs for share in way)
+    nvdecs, nvencs = sum(share.nvdecs for share in assignment), sum(share.nvencs for share in assignment)
     if shape.kind is ShapeKind.ENTIRE_GPU:
-        assert [(s.nvdecs, s.nvencs) for s in way] == [
-            (node.gpus[s.card].nvdecs, node.gpus[s.card].nvencs) for s in way
+        assert [(s.nvdecs, s.nvencs) for s in assignment] == [
+            (node.gpus[s.card].nvdecs, node.gpus[s.card].nvencs) for s in assignment
         ]
         assert nvdecs >= shape.nvdecs
         assert nvencs >= shape.nvencs
@@ -513,7 +518,7 @@ light = st.builds(
 
 
 def seated(node: Node, workers: list[tuple[Shape, int]]) -> Ledger:
-    """A node on which some sit already, each in one of the ways there are."""
+    """A node with some workers, each in one of its possible assignments."""
     ledger = Ledger(Cluster((node,)))
     for shape, choice in workers:
         fit = Fit(shape)
@@ -533,15 +538,15 @@ def test_ways_are_what_the_rules_allow_and_each_can_be_taken(
     ledger = seated(node, before)
     free = ledger.free[0]
     fit = Fit(shape)
-    ways = fit.assignments(free)
-    assert bool(ways) is can_sit(shape, node, free)
-    assert len(set(ways)) == len(ways)
+    assignments = fit.assignments(free)
+    assert bool(assignments) is can_fit(shape, node, free)
+    assert len(set(assignments)) == len(assignments)
     assert fit.assignments(free) == Fit(shape).assignments(free)
-    for way in ways:
-        check_way(shape, node, way)
+    for assignment in assignments:
+        check_assignment(shape, node, assignment)
         trial = ledger.copy()
-        trial.take(fit.seat("n", way))
-        trial.give_back(fit.seat("n", way))
+        trial.take(fit.seat("n", assignment))
+        trial.give_back(fit.seat("n", assignment))
         assert trial.free[0] == free
 
 
@@ -566,10 +571,10 @@ def test_several_gpus_have_together_the_codecs_that_some_cards_have_together(
     node: Node, before: list[tuple[Shape, int]], shape: Shape
 ) -> None:
     free = seated(node, before).free[0]
-    ways = Fit(shape).assignments(free)
-    assert bool(ways) is can_sit(shape, node, free)
-    for way in ways:
-        check_way(shape, node, way)
+    assignments = Fit(shape).assignments(free)
+    assert bool(assignments) is can_fit(shape, node, free)
+    for assignment in assignments:
+        check_assignment(shape, node, assignment)
 
 
 @given(nodes, seated_before, shapes.filter(lambda shape: shape.cards == 1))
@@ -580,9 +585,12 @@ def test_every_card_that_will_do_is_a_way_or_is_like_one_that_is(
     if shape.kind in (ShapeKind.WHOLE_NUMBERED_GPU, ShapeKind.ENTIRE_GPU):
         return
     free = seated(node, before).free[0]
-    if not can_sit(shape, node, free):
+    if not can_fit(shape, node, free):
         return
-    like = {(free.cards.free[way[0].card], node.gpus[way[0].card]) for way in Fit(shape).assignments(free)}
+    like = {
+        (free.cards.free[assignment[0].card], node.gpus[assignment[0].card])
+        for assignment in Fit(shape).assignments(free)
+    }
     assert like == {(free.cards.free[index], node.gpus[index]) for index in able_cards(shape, node, free)}
 
 

@@ -38,7 +38,7 @@ TINY = Cluster(
 
 
 @dataclass
-class Room:
+class NodeModel:
     """One node of the model: plain numbers."""
 
     cpu: int
@@ -47,14 +47,14 @@ class Room:
     custom: dict[str, int]
 
     @classmethod
-    def of(cls, node: Node) -> Room:
+    def of(cls, node: Node) -> NodeModel:
         cards = [[1000, gpu.memory_bytes, gpu.nvdecs, gpu.nvencs] for gpu in node.gpus]
         return cls(node.cpu_milli - node.kept_back_milli, node.memory_bytes, cards, dict(node.custom))
 
     def key(self) -> tuple[object, ...]:
         return (self.cpu, self.memory, tuple(map(tuple, self.cards)), tuple(sorted(self.custom.items())))
 
-    def moved(self, seat: Seat, sign: int) -> Room:
+    def moved(self, seat: Seat, sign: int) -> NodeModel:
         cards = [list(card) for card in self.cards]
         for share in seat.cards:
             for place, amount in enumerate(share[1:]):
@@ -62,7 +62,7 @@ class Room:
         custom = dict(self.custom)
         for name, amount in seat.custom:
             custom[name] = custom.get(name, 0) + sign * amount
-        return Room(self.cpu + sign * seat.cpu_milli, self.memory + sign * seat.memory_bytes, cards, custom)
+        return NodeModel(self.cpu + sign * seat.cpu_milli, self.memory + sign * seat.memory_bytes, cards, custom)
 
     def has_room_for(self, seat: Seat) -> bool:
         amounts = [seat.cpu_milli, seat.memory_bytes, *(amount for _name, amount in seat.custom)]
@@ -74,8 +74,8 @@ class Room:
         return min(numbers) >= 0
 
 
-def room_in(free: FreeResources) -> Room:
-    return Room(free.cpu_milli, free.memory_bytes, [list(card) for card in free.cards.free], dict(free.custom))
+def room_in(free: FreeResources) -> NodeModel:
+    return NodeModel(free.cpu_milli, free.memory_bytes, [list(card) for card in free.cards.free], dict(free.custom))
 
 
 # ---- seats, sensible and not
@@ -126,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.ledger = Ledger(TINY)
-        self.rooms = {node.name: Room.of(node) for node in TINY.nodes}
+        self.rooms = {node.name: NodeModel.of(node) for node in TINY.nodes}
         self.taken: list[Seat] = []
         self.known: dict[tuple[str, tuple[object, ...]], FreeResources] = {}
         self.mirror = list(self.ledger.free)
@@ -198,9 +198,9 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.rooms[seat.node].has_room_for(seat):
             other.take(seat)
             assert Counter(other.seats()) == Counter([*self.taken, seat])
-            then = Room.of(TINY.nodes[other.position(seat.node)]).moved(seat, -1)
+            then = NodeModel.of(TINY.nodes[other.position(seat.node)]).moved(seat, -1)
         else:
-            then = Room.of(TINY.nodes[other.position(seat.node)])
+            then = NodeModel.of(TINY.nodes[other.position(seat.node)])
         for old in self.taken:
             other.give_back(old)
         assert room_in(other.free_on(seat.node)) == then
@@ -212,7 +212,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.asides = [*self.asides[-2:], (aside, snapshot(aside))]
 
     @rule()
-    def start_anew_from_the_seats(self) -> None:
+    def rebuild_from_the_seats(self) -> None:
         again = Ledger(TINY, self.ledger.seats())
         assert [room_in(free) for free in again.free] == [room_in(free) for free in self.ledger.free]
         assert Counter(again.seats()) == Counter(self.ledger.seats())
@@ -398,8 +398,8 @@ def test_a_custom_resource_that_is_asked_for_twice_comes_back_twice() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=30), st.integers(1, 4))
-def test_who_follows_changes_and_eras_misses_nothing(steps: list[tuple[bool, int]], limit: int) -> None:
-    """Does as `Ledger` tells those who keep something per node."""
+def test_a_copy_that_follows_changes_and_eras_misses_nothing(steps: list[tuple[bool, int]], limit: int) -> None:
+    """Keeps a copy per node as the docstring of `Ledger` describes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger_module, "CHANGES_LIMIT", limit)
         ledger = Ledger(TINY)
@@ -422,7 +422,7 @@ def test_who_follows_changes_and_eras_misses_nothing(steps: list[tuple[bool, int
         assert eras == sorted(eras)
 
 
-def test_changes_start_anew_with_the_next_era(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_start_empty_in_the_next_era(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "CHANGES_LIMIT", 2)
     ledger = Ledger(TINY)
     history = []
@@ -459,7 +459,7 @@ def test_a_copy_starts_without_changes_and_shares_states_but_nothing_else() -> N
 def test_ledgers_of_their_own_do_not_mix_their_states() -> None:
     one, other = Ledger(TINY), Ledger(TINY)
     one.take(Seat("a", 1))
-    assert room_in(other.free_on("a")) == Room.of(TINY.nodes[0])
+    assert room_in(other.free_on("a")) == NodeModel.of(TINY.nodes[0])
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])

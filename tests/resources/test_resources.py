@@ -296,8 +296,8 @@ def test_all_problems_are_reported_at_once() -> None:
             "custom": {"a": INF, "b": "1", "c": 1},
         }
     )
-    said = [(problem.code, re.split(r"[=:]", problem.message)[0]) for problem in error.problems]
-    assert sorted(said) == sorted(
+    reported = [(problem.code, re.split(r"[=:]", problem.message)[0]) for problem in error.problems]
+    assert sorted(reported) == sorted(
         [
             ("DT003", "cpus"),
             ("DT006", "gpus"),
@@ -334,7 +334,7 @@ def test_a_type_in_place_of_a_mapping_is_an_error_like_any_other(name: str) -> N
 
 
 class WithoutTruth:
-    """Like an array: asking whether it is true raises."""
+    """An object whose truth value raises, like that of an array."""
 
     def __bool__(self) -> bool:
         raise ValueError("the truth value of an array is ambiguous")

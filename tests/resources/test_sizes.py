@@ -117,15 +117,15 @@ def size_or_error(value: object) -> int | ValueError:
         return error
 
 
-def said_by(value: object) -> str:
+def message_of(value: object) -> str:
     with pytest.raises(ValueError) as caught:
         parse_size(value)
     return str(caught.value)
 
 
-def what_to_write(said: str) -> list[str]:
+def what_to_write(message: str) -> list[str]:
     """The sizes that a message tells people to write."""
-    return re.findall(r"'([^']*)'", said.rpartition(": write ")[2])
+    return re.findall(r"'([^']*)'", message.rpartition(": write ")[2])
 
 
 @pytest.mark.parametrize(("text", "size_bytes"), SIZES)
@@ -135,12 +135,12 @@ def test_a_size_is_read_as_its_users_mean_it(text: str, size_bytes: int) -> None
 
 @pytest.mark.parametrize("value", MISTAKES, ids=lambda value: repr(value)[:20] if not isinstance(value, int) else "int")
 def test_a_mistake_in_a_size_is_a_value_error_that_says_what_to_write(value: object) -> None:
-    said = said_by(value)
-    assert ": write " in said
-    suggested = what_to_write(said)
-    assert suggested, said
+    message = message_of(value)
+    assert ": write " in message
+    suggested = what_to_write(message)
+    assert suggested, message
     for text in suggested:
-        assert 0 <= parse_size(text) <= SIZE_LIMIT_BYTES, f"{said}: not even {text!r} is right"
+        assert 0 <= parse_size(text) <= SIZE_LIMIT_BYTES, f"{message}: not even {text!r} is right"
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_a_mistake_in_a_size_is_a_value_error_that_says_what_to_write(value: obj
     [("-2GB", "negative"), ("1500", "no unit"), (1500, "no unit"), ("x", "is not a size"), ("2000PB", "the limit")],
 )
 def test_the_message_names_the_value_and_what_is_wrong_with_it(value: object, wrong: str) -> None:
-    said = said_by(value)
-    assert said.startswith(repr(value))
-    assert wrong in said
+    message = message_of(value)
+    assert message.startswith(repr(value))
+    assert wrong in message
 
 
 def test_a_bare_number_is_shown_with_each_unit() -> None:
-    assert what_to_write(said_by(1500)) == ["1500GB", "1500MB", "1500B"]
-    assert what_to_write(said_by("1.5")) == ["1.5GB", "1.5MB", "1.5B"]
+    assert what_to_write(message_of(1500)) == ["1500GB", "1500MB", "1500B"]
+    assert what_to_write(message_of("1.5")) == ["1.5GB", "1.5MB", "1.5B"]
 
 
 @given(

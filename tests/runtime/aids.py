@@ -76,13 +76,13 @@ def engine_of(run: dt.Run) -> LocalEngine:
 
 
 def pids_of(run: dt.Run, stage: str | None = None) -> list[int]:
-    """The processes of workers that are there now."""
+    """Process ids of the present workers."""
     found = engine_of(run).processes().values()
     return [pid for name, pids in found for pid in pids if stage is None or stage in name.split("+")]
 
 
 def ready_pids_of(run: dt.Run, stage: str | None = None) -> list[int]:
-    """Those that are not being set up: who dies then tells of a bad setup."""
+    """Processes of workers whose setup is done: the loss of a worker during setup counts as a bad setup."""
     engine = engine_of(run)
     ready = {pid for worker, (_, pids) in engine.processes().items() if engine.is_ready(worker) for pid in pids}
     return [pid for pid in pids_of(run, stage) if pid in ready and is_there(pid)]
@@ -128,7 +128,7 @@ def losses(run: dt.Run) -> int:
 
 
 def is_there(pid: int) -> bool:
-    """And is not only waited for."""
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (OSError, IndexError):
@@ -150,7 +150,7 @@ def no_worker_is_left(run: dt.Run) -> None:
     until(lambda: not workers_of(run.folder), "all workers are gone")
 
 
-def marked(mark: str) -> list[int]:
+def marked_pids(mark: str) -> list[int]:
     """All processes that have the mark in their environment."""
     needle = f"{MARK}={mark}".encode()
     found = []
@@ -166,7 +166,7 @@ def marked(mark: str) -> list[int]:
 
 
 def descriptors(pid: int | str = "self") -> list[str]:
-    """What they lead to."""
+    """Targets of the open file descriptors."""
     found = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -199,8 +199,8 @@ threading.Thread(target=tell, daemon=True).start()
 """
 
 
-def said_when_waiting(text: str) -> str:
-    """Lines of a script that say `text` once its main thread is in `run.wait()` or a loop over the run: a Ctrl-C
+def say_when_waiting(text: str) -> str:
+    """Lines of a script that print `text` once its main thread is in `run.wait()` or a loop over the run: a Ctrl-C
     before that is Python's own."""
     return SAYS_WHEN_CTRL_C_IS_OURS.replace("TEXT", text)
 
@@ -252,11 +252,11 @@ class Script:
             raise AssertionError(f"it is still running:\n{self.output}") from None
 
     def says(self, text: str) -> None:
-        def heard() -> bool:
+        def is_printed() -> bool:
             assert self.process.poll() is None or text in self.output, f"it ended without {text!r}:\n{self.output}"
             return text in self.output
 
-        until(heard, f"the script says {text!r}")
+        until(is_printed, f"the script says {text!r}")
 
     def kill(self, how: int = signal.SIGKILL) -> None:
         self.process.send_signal(how)
@@ -271,7 +271,7 @@ class Script:
 
     def _processes(self) -> list[int]:
         own = [self.process.pid] if self.process.poll() is None else []  # /proc shows the environment of the template
-        return list({*own, *marked(self.mark)})
+        return list({*own, *marked_pids(self.mark)})
 
     def __enter__(self) -> Self:
         return self
@@ -281,7 +281,7 @@ class Script:
             self.process.kill()
         self.process.wait()
         self._output.close()
-        for pid in marked(self.mark):
+        for pid in marked_pids(self.mark):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -26,14 +26,14 @@ import dovetail as dt
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SAID = json.loads(os.environ["SAID"])
-SLEEP = SAID.get("sleep", 0.0)
+OPTIONS = json.loads(os.environ["OPTIONS"])
+SLEEP = OPTIONS.get("sleep", 0.0)
 
-def told(rows):
-    """By the stage itself: which rows, and when."""
+def record_calls(rows):
+    """Append the id of every row and the time to the log of calls."""
     if SLEEP:
         time.sleep(SLEEP * len(rows))
-    while rows[-1]["id"] >= SAID.get("hold", 1 << 60) and not (HERE / "go").exists():
+    while rows[-1]["id"] >= OPTIONS.get("hold", 1 << 60) and not (HERE / "go").exists():
         (HERE / "held").touch()
         time.sleep(0.002)
     fd = os.open(HERE / "calls.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -45,7 +45,7 @@ def drop(row):
     return None if number % 7 == 0 else {"id": number, "n": len(row["text"])}
 
 def fan(rows):
-    told(rows)
+    record_calls(rows)
     return [{"id": row["id"], "k": k, "n": row["n"]} for row in rows for k in range(row["id"] % 3)]
 
 def fan_one(row):
@@ -72,7 +72,7 @@ def explode(rows):
     for row in rows:
         for k in range(40):
             yield {"id": row["id"], "k": k}
-    told(rows)
+    record_calls(rows)
 
 def whole(rows):
     """A barrier: sees all of its input twice."""
@@ -82,23 +82,23 @@ def whole(rows):
 
 def fussy(rows):
     """Fails for some rows, until a file says that the cause is gone."""
-    told(rows)
-    if not (HERE / "fixed").exists() and any(row["id"] in SAID["bad"] for row in rows):
+    record_calls(rows)
+    if not (HERE / "fixed").exists() and any(row["id"] in OPTIONS["bad"] for row in rows):
         raise ValueError("cannot do that one")
     return [{**row, "f": 1} for row in rows]
 
 def fussy_one(row):
     return fussy([row])[0]
 
-HALF = dt.Resources(cpus=0.5, labels=SAID.get("labels", {}))
+HALF = dt.Resources(cpus=0.5, labels=OPTIONS.get("labels", {}))
 
 def stage(name, run, **more):
-    return dt.Stage(name, run, HALF, **{"retries": SAID.get("retries", 3), **more})
+    return dt.Stage(name, run, HALF, **{"retries": OPTIONS.get("retries", 3), **more})
 
 def pipeline():
-    kind = SAID.get("pipeline", "rebatch")
+    kind = OPTIONS.get("pipeline", "rebatch")
     if kind == "rebatch":
-        sizes, workers = SAID.get("sizes", [16, 24]), SAID.get("workers", "auto")
+        sizes, workers = OPTIONS.get("sizes", [16, 24]), OPTIONS.get("workers", "auto")
         return [stage("drop", dt.each(drop), workers=workers), stage("fan", fan, batch_size=sizes[0]),
                 stage("tag", tag, batch_size=sizes[1])]
     if kind == "one of ten":
@@ -106,7 +106,7 @@ def pipeline():
     if kind == "explode":
         from dovetail.engines import result_stream
         result_stream.MAX_PIECE_ITEMS = 7
-        return [stage("explode", explode), stage("same", dt.each(lambda row: row), fuse=SAID["fuse"])]
+        return [stage("explode", explode), stage("same", dt.each(lambda row: row), fuse=OPTIONS["fuse"])]
     if kind == "fused":
         return [stage("drop", dt.each(drop)), stage("fan", dt.each(fan_one)), stage("tag", dt.each(tag_one))]
     if kind == "barrier":
@@ -121,10 +121,10 @@ def pipeline():
     if kind == "renamed":
         return [stage("lose", dt.each(drop)), stage("fan2", fan, batch_size=16), stage("tag2", tag, batch_size=24)]
     assert kind in ("first", "middle", "last"), kind
-    fuse = SAID.get("fuse", True)
+    fuse = OPTIONS.get("fuse", True)
     others = [stage("drop", dt.each(drop), fuse=fuse), stage("tag", dt.each(tag_one), fuse=fuse)]
     where = {"first": 0, "middle": 1, "last": 2}[kind]
-    on_error = SAID.get("on_error", "skip")
+    on_error = OPTIONS.get("on_error", "skip")
     others.insert(where, stage("fussy", dt.each(fussy_one), fuse=fuse, on_error=on_error, retries=0))
     return others
 
@@ -182,42 +182,43 @@ def die_at(moment):
     around(owner, method, before)
 
 def source():
-    path = SAID["source"]
+    path = OPTIONS["source"]
     if path == "generator":
-        return ({"id": n, "text": "x" * (n % 50)} for n in range(SAID["rows"]))
+        return ({"id": n, "text": "x" * (n % 50)} for n in range(OPTIONS["rows"]))
     if path == "list":
-        return [{"id": n, "text": "x" * (n % 50)} for n in range(SAID["rows"])]
+        return [{"id": n, "text": "x" * (n % 50)} for n in range(OPTIONS["rows"])]
     return path
 
 if __name__ == "__main__":
-    if SAID.get("threads"):
+    if OPTIONS.get("threads"):
         from in_process import InProcessEngine
         from dovetail.engines.local import engine
         engine.LocalEngine = InProcessEngine
-    if SAID.get("die"):
-        die_at(SAID["die"])
-    sink = SAID["sink"]
-    settings = {"ordered": True, **SAID.get("settings", {})}
+    if OPTIONS.get("die"):
+        die_at(OPTIONS["die"])
+    sink = OPTIONS["sink"]
+    settings = {"ordered": True, **OPTIONS.get("settings", {})}
     sink = {k: dt.sink(v, **settings) for k, v in sink.items()} if isinstance(sink, dict) else dt.sink(sink, **settings)
     names = ("run_dir", "resume", "mode", "limit", "force_resume", "retry_errors")
-    named = {name: SAID[name] for name in names if SAID.get(name) is not None}
+    named = {name: OPTIONS[name] for name in names if OPTIONS.get(name) is not None}
     if "retry_errors" in named:
         sink = None
-    where = {"engine": SAID["engine"]} if SAID.get("engine") else {"cluster": "1x(2cpu, 8GB)"}
+    where = {"engine": OPTIONS["engine"]} if OPTIONS.get("engine") else {"cluster": "1x(2cpu, 8GB)"}
     run = dt.run(dt.Pipeline(pipeline()), source(), sink=sink, **where, profiles=False, **named)
     print("BEGUN", run.folder, flush=True)
     for what in ("drain", "cancel"):
-        if SAID.get(what):
+        if OPTIONS.get(what):
             log = run.folder / "commit.log"
-            while not run.done and log.read_bytes().count(b'"wave"') < SAID[what]:
+            while not run.done and log.read_bytes().count(b'"wave"') < OPTIONS[what]:
                 time.sleep(0.002)
             getattr(run, what)()
             (HERE / "go").touch()
     try:
         run.wait()
     finally:
-        said = run.stats
-        print("STATS", json.dumps([run.status, said.read, said.finished, said.delivered, len(run.errors)]), flush=True)
+        stats = run.stats
+        counts = [run.status, stats.read, stats.finished, stats.delivered, len(run.errors)]
+        print("STATS", json.dumps(counts), flush=True)
 '''
 
 
@@ -256,21 +257,21 @@ else:
 """
 
 
-def elsewhere(text: str, table: Path, rows: int = 0) -> str:
+def run_script(text: str, table: Path, rows: int = 0) -> str:
     """Run a script in another process: after an import of lance every fork of this one would be warned of."""
     with TemporaryDirectory() as folder, Script(Path(folder), text, warm=True, TABLE=str(table), ROWS=str(rows)) as run:
         return run.finish()
 
 
 def rows_of(path: Path) -> Any:
-    """What a sink holds: bytes where it is a file of lines, rows where it is a table."""
+    """Contents of a sink: bytes of a file of lines, rows of a table."""
     if path.suffix in (".parquet", ".lance"):
-        return json.loads(elsewhere(READ, path))
+        return json.loads(run_script(READ, path))
     return path.read_bytes().splitlines(keepends=True)
 
 
 def expected(count: int) -> list[dict[str, int]]:
-    """What `rebatch` and `fused` make of this many rows."""
+    """Results of `rebatch` and `fused` for this number of rows."""
     return [
         {"id": number, "k": k, "n": number % 50, "t": number * 2}
         for number in range(count)
@@ -281,12 +282,12 @@ def expected(count: int) -> list[dict[str, int]]:
 
 @dataclass
 class Killed:
-    """A job in a folder of its own, whose runs are killed and go on."""
+    """A job in a folder of its own, whose runs are killed and resumed."""
 
     folder: Path
-    said: dict[str, Any]
+    options: dict[str, Any]
     kills: list[float] = field(default_factory=list)
-    """When."""
+    """Times of the kills."""
     processes: bool = False
     """Workers are processes, which outlive a killed driver for a moment; otherwise they are threads of the driver."""
 
@@ -298,16 +299,16 @@ class Killed:
     def log(self) -> Path:
         return self.run_dir / "commit.log"
 
-    def told(self) -> CommitLogContents:
+    def log_contents(self) -> CommitLogContents:
         return read_commit_log(self.log)
 
     def script(self, **more: Any) -> Script:
-        said = {"run_dir": str(self.run_dir), **self.said, **more}
-        if said.get("resume") is not None:
-            said.pop("run_dir")
-        on_ray = "engine" in said  # the driver of one of the runs, at least
-        said["threads"] = not self.processes and not on_ray
-        return Script(self.folder, JOB, warm=not on_ray, SAID=json.dumps(said))
+        options = {"run_dir": str(self.run_dir), **self.options, **more}
+        if options.get("resume") is not None:
+            options.pop("run_dir")
+        on_ray = "engine" in options  # the driver of one of the runs, at least
+        options["threads"] = not self.processes and not on_ray
+        return Script(self.folder, JOB, warm=not on_ray, OPTIONS=json.dumps(options))
 
     def calls(self) -> list[tuple[int, float]]:
         path = self.folder / "calls.log"
@@ -333,7 +334,7 @@ class Killed:
             return True
 
     def dies(self, moment: str, **more: Any) -> None:
-        """It kills itself at this moment."""
+        """Run it until it kills itself at this moment."""
         with self.script(die=moment, **more) as script:
             assert script.process.wait(PATIENCE_S) == -9, script.output
 
@@ -342,17 +343,20 @@ class Killed:
         more = {"hold": 2000, "sleep": 0.001, **more}
 
         def done() -> bool:
-            return sum(bool(entry.result_count or entry.spooled) for entry in self.told().entries.values()) >= least
+            return (
+                sum(bool(entry.result_count or entry.spooled) for entry in self.log_contents().entries.values())
+                >= least
+            )
 
         assert self.kill_when(done, f"{least} epochs with results are done", **more)
-        assert self.told().finished is None
+        assert self.log_contents().finished is None
 
     def finish(self, **more: Any) -> str:
         with self.script(**more) as script:
             return script.finish()
 
     def refused(self, **more: Any) -> str:
-        """What it says when it does not even begin."""
+        """Error message of a run that is refused at the start."""
         with self.script(**more) as script:
             assert script.ended() == 1, script.output
             assert "BEGUN" not in script.output, script.output
@@ -362,7 +366,7 @@ class Killed:
         return self.finish(resume=str(self.run_dir), **more)
 
     def redone_s(self) -> list[float]:
-        """Of every row that was done before a kill and again after it: how long before the kill."""
+        """Age at the kill, in seconds, of every row that was computed again after it."""
         times: dict[int, list[float]] = {}
         for row, at in self.calls():
             times.setdefault(row, []).append(at)

@@ -19,15 +19,15 @@ pytestmark = pytest.mark.time_limit
 def test_all_invalid_arguments_are_reported_together(tmp_path: Path) -> None:
     wrong: Any = {"engine": "lokal", "max_errors": -1, "ordered": "no", "options": {"a": 1}, "run_dir": 5}
     not_a_pipeline: Any = same
-    with pytest.raises(dt.ConfigError) as told:
+    with pytest.raises(dt.ConfigError) as raised:
         dt.run(not_a_pipeline, 5, **wrong)
-    assert sorted(told.value.codes) == ["DT331", "DT332", "DT337", *["DT338"] * 4]
+    assert sorted(raised.value.codes) == ["DT331", "DT332", "DT337", *["DT338"] * 4]
     wrong_list: Any = [same, 5]
     with pytest.raises(dt.ConfigError) as listed:
         dt.run(wrong_list, 5, **wrong)
     assert sorted(listed.value.codes) == ["DT034", "DT331", "DT332", *["DT338"] * 4]
     for name in ("lokal", "max_errors=-1", "ordered='no'", "options=", "run_dir=5"):
-        assert name in str(told.value)
+        assert name in str(raised.value)
 
 
 @pytest.mark.parametrize("start", ["run", "serve"])
@@ -46,18 +46,18 @@ def test_a_misspelt_function_is_found_before_anything_starts(
     monkeypatch.setattr(service, "open_site", lambda *_, **__: pytest.fail("it was reached"))
     monkeypatch.setattr(run, "open_site", lambda *_, **__: pytest.fail("it was reached"))
     pipeline = dt.Pipeline([dt.Stage("a", code)])
-    with pytest.raises(dt.ConfigError) as told:
+    with pytest.raises(dt.ConfigError) as raised:
         dt.run(pipeline, range(3)) if start == "run" else dt.serve(pipeline)
-    (problem,) = told.value.problems
+    (problem,) = raised.value.problems
     assert (problem.code, problem.fix_texts) == ("DT034", (fix,))
     assert message in problem.message
 
 
 def test_a_share_requires_a_ray_cluster() -> None:
     for share in (0.5, 1):
-        with pytest.raises(dt.ConfigError, match="this run is local") as told:
+        with pytest.raises(dt.ConfigError, match="this run is local") as raised:
             dt.run(dt.Pipeline([dt.Stage("same", same)]), range(3), share=share)
-        assert told.value.codes == ("DT338",)
+        assert raised.value.codes == ("DT338",)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,6 @@ def test_arguments_are_checked_before_a_cluster_is_contacted(
 @pytest.mark.parametrize("of_another", [True, False])
 def test_a_plan_for_another_pipeline_is_refused(of_another: bool) -> None:
     plan: Any = dt.plan(dt.Pipeline([dt.Stage("other", same)]), CLUSTER) if of_another else "fast"
-    with pytest.raises(dt.ConfigError) as told:
+    with pytest.raises(dt.ConfigError) as raised:
         run_of(dt.Stage("same", same), source=range(3), plan=plan)
-    assert told.value.codes == ("DT338",)
+    assert raised.value.codes == ("DT338",)

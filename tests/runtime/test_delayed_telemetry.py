@@ -55,14 +55,14 @@ def measured_by(engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, als
     one.start()
     now = [0.0]
 
-    def told() -> bool:
+    def has_advice() -> bool:
         also()
         now[0] += 1.0
         written.request_view()
         written.on_step(now[0], [], [])
         return bool(RunHistory.load(path).notes("advice"))
 
-    until(told, "advice is written")
+    until(has_advice, "advice is written")
     one.stop()
     assert one.peaks()["a"] > 30 * MB
     written.close(now[0])

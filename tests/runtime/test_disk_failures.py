@@ -37,9 +37,9 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         first = ["-t", "tmpfs", "-o", f"size={size}", "dovetail-test", str(folder)]
         made = folder.exists()
         folder.mkdir(exist_ok=True)
-        told = subprocess.run(["mount", *(again if made else first)], capture_output=True, text=True, check=False)
-        if told.returncode:
-            pytest.skip(f"a small file system cannot be mounted here: {told.stderr.strip()}")
+        mounted = subprocess.run(["mount", *(again if made else first)], capture_output=True, text=True, check=False)
+        if mounted.returncode:
+            pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
         return folder
 
     yield sized
@@ -97,7 +97,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def left_in(folder: Path) -> list[str]:
-    """What others see."""
+    """Files that are visible to others."""
     return [name for name in names_in(folder) if not name.startswith(".")]
 
 
@@ -116,8 +116,8 @@ def test_no_room_for_parts(kind: str, tmp_path: Path, small_disk: Callable[[str]
     source, disk = rows_in(tmp_path / "in.jsonl", pad=1), small_disk("2m")
     stage = dt.Stage("pad", pad)
     run = run_of(stage, source=source, sink=disk / f"out.{kind}")
-    said = fails(run, "DT353", "no space for the results", "df -h")
-    assert f'resume="{run.folder.name}"' in said
+    message = fails(run, "DT353", "no space for the results", "df -h")
+    assert f'resume="{run.folder.name}"' in message
     assert left_in(disk) == []
     small_disk("100m")
     run_of(stage, source=source, sink=disk / f"out.{kind}", resume=run.folder.name).wait()
@@ -158,8 +158,8 @@ def test_no_room_in_the_run_folder(tmp_path: Path, small_disk: Callable[[str], P
     with pytest.raises(OSError, match="No space left"):
         fill(disk / "junk")
     gate.touch()
-    said = fails(run, "DT380", "the commit log cannot be written")
-    assert str(disk / "my run") in said.split("fix")[-1], "it does not lie where the others do"
+    message = fails(run, "DT380", "the commit log cannot be written")
+    assert str(disk / "my run") in message.split("fix")[-1], "it is on another file system than the others"
     assert not out.exists()
     (disk / "junk").unlink()
     run_of(stage, source=source, sink=out, resume=disk / "my run").wait()
@@ -266,10 +266,10 @@ def test_what_may_not_be_read_or_written(tmp_path: Path) -> None:
     (tmp_path / "free").mkdir()
     (tmp_path / "closed").mkdir(mode=0o555)
     with Script(tmp_path, POWERLESS) as script:
-        said = script.finish()
-    assert "secret.jsonl  permission denied" in said, said
-    assert "['DT351']" in said, said
-    assert "Permission denied" in said, said
+        output = script.finish()
+    assert "secret.jsonl  permission denied" in output, output
+    assert "['DT351']" in output, output
+    assert "Permission denied" in output, output
     assert names_in(tmp_path / "closed") == names_in(tmp_path / "free") == []
 
 

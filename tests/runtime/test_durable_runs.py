@@ -59,9 +59,9 @@ def test_a_line_of_the_log_that_only_lacks_its_end_does_not_count(tmp_path: Path
     begins = whole.rstrip(b"\n").rfind(b"\n") + 1
     for cut in range(begins, len(whole)):
         path.write_bytes(whole[:cut])
-        told = read_commit_log(path)
+        contents = read_commit_log(path)
         CommitLog(path).close()
-        assert [one.last for one in told.entries.values()] == [5]
+        assert [one.last for one in contents.entries.values()] == [5]
         assert [one.last for one in read_commit_log(path).entries.values()] == [5], "read and opened are of one mind"
 
 
@@ -155,7 +155,7 @@ def test_a_failed_item_that_cannot_be_unpickled_is_reported_and_the_others_are_s
 
 
 def test_a_call_that_is_tried_again_keeps_its_place(tmp_path: Path) -> None:
-    """In an ordered run, although a later stage makes other batches of what came before and after it."""
+    """The run is ordered, and a later stage puts the items before and after it into other batches."""
     source, sink = write_rows(tmp_path / "in.jsonl", 3000), tmp_path / "out.jsonl"
     marks = tmp_path / "marks"
     marks.mkdir()

@@ -40,6 +40,6 @@ def test_a_payload_is_opened_once_for_all_its_failed_items(
     with time_limit():
         run.wait()
     assert len(run.errors) == 3000
-    assert run.stats.units[0].started <= 10, "workers whose items all fail are not replaced for ever"
+    assert run.stats.units[0].started <= 10, "workers whose items all fail are not replaced endlessly"
     assert len(set(opened)) < 300, "payloads have many items"
     assert len(opened) <= 3 * len(set(opened)), "for the journal, for the commit log and for `run.errors`"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dovetail as dt
-from runtime.aids import Script, descriptors, kill_one, losses, numbers_in, rows_in, run_of, said_when_waiting
+from runtime.aids import Script, descriptors, kill_one, losses, numbers_in, rows_in, run_of, say_when_waiting
 from stage_functions import same
 from waiting import LONG, until
 
@@ -40,13 +40,13 @@ def test_killed_workers_write_nothing_twice(kind: str, ordered: bool, tmp_path: 
     calls.touch()
 
     class Paced:
-        """Not more calls than are allowed, so that there is something to kill."""
+        """Limits the number of calls, so that the run lasts until the kill."""
 
         def __call__(self, rows: list[Any]) -> list[Any]:
             with calls.open("ab") as file:
                 file.write(b".")
                 number = file.tell()
-            until(lambda: number <= allowed.stat().st_size, "it may go on")
+            until(lambda: number <= allowed.stat().st_size, "it may continue")
             return [row for row in rows for _ in range(row["i"] % 3)]
 
     stages = [dt.Stage("same", same, fuse=False), dt.Stage("paced", Paced, workers=2, fuse=False)]
@@ -151,7 +151,7 @@ pipeline = dt.Pipeline([dt.Stage("slow", slow)])
 run = dt.run(pipeline, "in.jsonl", sink="out/out.jsonl", cluster="1x(2cpu, 8GB)", **where)
 SAYS
 print("status", run.wait().status)
-""".replace("SAYS", said_when_waiting("it waits"))
+""".replace("SAYS", say_when_waiting("it waits"))
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -170,9 +170,9 @@ def test_ctrl_c_in_a_script_that_writes_a_file(times: int, tmp_path: Path) -> No
             go.touch()
         code = script.ended()
         script.all_gone()
-        said = script.output
+        printed = script.output
     if times == 1:
-        assert (code, "status drained" in said) == (0, True), said
+        assert (code, "status drained" in printed) == (0, True), printed
     assert not (tmp_path / "out" / "out.jsonl").exists()
     go.touch()
     with Script(tmp_path, INTERRUPTED, warm=True, again="yes") as script:

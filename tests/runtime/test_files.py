@@ -51,7 +51,7 @@ def numbered(path: Path, count: int) -> Path:
 
 
 def read_back(path: Path) -> list[dict[str, Any]]:
-    """What an independent reader finds there, sorted by i."""
+    """Rows read by an independent reader, sorted by i."""
     name = path.name
     if name.endswith(".parquet"):
         import pyarrow.parquet as pq
@@ -87,8 +87,8 @@ def as_csv(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value if key == "i" else cell(value) for key, value in row.items()} for row in rows]
 
 
-def only(folder: Path, *names: str) -> None:
-    """Nothing else lies there: no part, no half of a file."""
+def assert_only_files(folder: Path, *names: str) -> None:
+    """Assert that the folder has only this file: no part, no temporary file."""
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
 
 
@@ -107,7 +107,7 @@ def test_awkward_rows_come_out_as_they_went_in(kind: str, tmp_path: Path) -> Non
     assert run.wait().status == "finished"
     assert run.files == [str(out)]
     assert read_back(out) == (as_csv(AWKWARD) if kind == "csv" else AWKWARD)
-    only(out.parent, out.name)
+    assert_only_files(out.parent, out.name)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
@@ -169,7 +169,7 @@ def test_a_sink_without_rows_exists_and_is_readable(kind: str, how: str, tmp_pat
     run = run_of(stage or dt.Stage("no", _refuse, on_error="skip"), source=source, sink=tmp_path / "o" / f"x.{kind}")
     assert run.wait().failed == (20 if how == "all failed" else 0)
     assert read_back(tmp_path / "o" / f"x.{kind}") == []
-    only(tmp_path / "o", f"x.{kind}")
+    assert_only_files(tmp_path / "o", f"x.{kind}")
 
 
 def _refuse(_rows: list[Any]) -> list[Any]:
@@ -185,8 +185,8 @@ def test_invalid_lines_fail_with_their_place_for_every_on_error(tmp_path: Path) 
     run = run_of(SAME, source=source, sink=tmp_path / "out.jsonl")
     assert run.wait().failed == 2
     assert [row["i"] for row in read_back(tmp_path / "out.jsonl")] == [1, 2, 3]
-    told = sorted((error.error.split(": ")[1], error.item) for error in run.errors)
-    assert told == [(f"{source}:3", "{bad"), (f"{source}:5", "\ufffd\ufffd")]
+    failures = sorted((error.error.split(": ")[1], error.item) for error in run.errors)
+    assert failures == [(f"{source}:3", "{bad"), (f"{source}:5", "\ufffd\ufffd")]
     with pytest.raises(dt.RunError, match=r"2 items failed, more than max_errors allows \(1\)"):
         run_of(SAME, source=source, sink=tmp_path / "other.jsonl", max_errors=1).wait()
     assert not (tmp_path / "other.jsonl").exists()
@@ -243,8 +243,8 @@ def test_invalid_lance_names_are_reported_at_the_start(tmp_path: Path) -> None:
     assert len(read_back(tmp_path / "out.lance")) == 28
 
 
-def test_numbers_that_json_has_no_word_for(tmp_path: Path) -> None:
-    """As Python writes them, and reads them again."""
+def test_infinity_is_written_to_json_lines_and_read_again(tmp_path: Path) -> None:
+    """Infinity is written and read as by the json module of Python."""
     stage = dt.Stage("nan", lambda rows: [{"i": row["i"], "x": math.inf} for row in rows])
     run_of(stage, source=numbered(tmp_path / "in.jsonl", 2), sink=tmp_path / "out.jsonl").wait()
     run_of(SAME, source=tmp_path / "out.jsonl", sink=tmp_path / "out.parquet").wait()
@@ -274,7 +274,7 @@ def test_a_sink_that_would_take_the_place_of_its_source_is_refused(tmp_path: Pat
             run_of(SAME, source=one, sink=sink)
         assert list(problems_of(caught.value)) == ["DT385"]
     assert source.read_bytes() == before
-    only(tmp_path, "in.jsonl", "link.jsonl", "s-00000.jsonl", "x")
+    assert_only_files(tmp_path, "in.jsonl", "link.jsonl", "s-00000.jsonl", "x")
 
 
 def test_sinks_that_cannot_be_are_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_sinks_that_cannot_be_are_refused_before_anything_runs(tmp_path: Path) -
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(dt.ConfigError, match="a folder of that name exists"):
         run_of(SAME, source=source, sink=tmp_path / "folder.jsonl")
-    only(tmp_path, "in.jsonl", "folder", "folder.jsonl", "a file")
+    assert_only_files(tmp_path, "in.jsonl", "folder", "folder.jsonl", "a file")
 
 
 def test_folders_on_the_way_are_made_and_what_was_there_stays_until_the_end(tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_random_pipelines_give_what_a_plain_loop_gives(seed: int, tmp_path: Path
     if not ordered:
         found, expected = sorted(found, key=repr), sorted(expected, key=repr)
     assert found == expected
-    only(out.parent, out.name)
+    assert_only_files(out.parent, out.name)
 
 
 # Ways of working
@@ -509,7 +509,7 @@ def test_every_way_of_working_writes_each_row_once(shape: str, ordered: bool, tm
     assert run.stats.failed == 600 - len(expected)
 
 
-# Who holds the run
+# Holders of the run
 
 
 def test_iterating_over_a_run_with_a_file_gives_nothing_and_ends(tmp_path: Path) -> None:
@@ -534,4 +534,4 @@ def test_waiting_has_an_end_and_leaving_early_cancels_and_can_be_resumed(tmp_pat
     gate.touch()
     run_of(stage, source=source, sink=out, resume=run.folder).wait()
     assert [row["i"] for row in read_back(out)] == list(range(50))
-    only(out.parent, out.name)
+    assert_only_files(out.parent, out.name)

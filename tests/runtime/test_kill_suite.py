@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ray_aids import add_node, patiently, until_available_is
-from runtime.aids import Script, child_pids, command_of, is_there, marked
-from runtime.kills import JOB, WRITE, elsewhere, expected, make_rows, rows_of
+from runtime.aids import Script, child_pids, command_of, is_there, marked_pids
+from runtime.kills import JOB, WRITE, expected, make_rows, rows_of, run_script
 from waiting import LONG, until
 
 if TYPE_CHECKING:
@@ -163,9 +163,13 @@ class PipelineJob(Job):
     def variables(self) -> dict[str, str]:
         run_dir = self.folder / "run"
         begun = (run_dir / "commit.log").exists()
-        said: dict[str, Any] = {"resume" if begun else "run_dir": str(run_dir), "engine": self.engine}
-        said |= {"source": str(self.folder / "in.jsonl"), "sink": str(self.folder / "out.jsonl"), "labels": self.labels}
-        return {"SAID": json.dumps({**said, "hold": HOLD, "sleep": 0.002, "retries": 50})}
+        settings: dict[str, Any] = {"resume" if begun else "run_dir": str(run_dir), "engine": self.engine}
+        settings |= {
+            "source": str(self.folder / "in.jsonl"),
+            "sink": str(self.folder / "out.jsonl"),
+            "labels": self.labels,
+        }
+        return {"OPTIONS": json.dumps({**settings, "hold": HOLD, "sleep": 0.002, "retries": 50})}
 
     def check_output(self) -> None:
         assert [json.loads(line) for line in rows_of(self.folder / "out.jsonl")] == expected(ROWS)
@@ -189,7 +193,7 @@ class RecipeJob(Job):
 class BackfillJob(Job):
     def prepare(self) -> None:
         super().prepare()
-        elsewhere(WRITE, self.folder / "table.lance", ROWS)
+        run_script(WRITE, self.folder / "table.lance", ROWS)
 
     def text(self) -> str:
         return BACKFILL_JOB
@@ -215,8 +219,8 @@ class LocalServer:
 
 
 def local_servers(script: Script) -> list[LocalServer]:
-    """Of a driver or of its agents."""
-    pids = [pid for pid in marked(script.mark) if "dovetail.engines.local.supervisor" in command_of(pid)]
+    """Local servers on this machine, of a driver or of its agents."""
+    pids = [pid for pid in marked_pids(script.mark) if "dovetail.engines.local.supervisor" in command_of(pid)]
     found = []
     for guard in pids:
         parent = parent_of(guard)

@@ -35,8 +35,8 @@ print(len(list(run)))
 """
 
 
-def lives(folder: Path) -> list[tuple[float, float]]:
-    """When each worker of a run was asked for, and when it was gone, by the clock that all processes share."""
+def worker_lifetimes(folder: Path) -> list[tuple[float, float]]:
+    """Start and end of each worker of a run, by the clock that all processes share."""
     first_step = (folder / "replay.log").read_text().splitlines()[1]
     started = json.loads(first_step)[0]
     born: dict[int, float] = {}
@@ -61,7 +61,7 @@ def test_two_runs_that_start_together_share_the_machine_and_both_finish(tmp_path
     with Script(tmp_path, texts[0], warm=True) as one, Script(tmp_path, texts[1], warm=True) as two:
         for script in (one, two):
             assert script.finish().strip().endswith(str(items))
-    spans = [lives(folder) for folder in folders]
+    spans = [worker_lifetimes(folder) for folder in folders]
     moments = sorted({moment for both in spans for span in both for moment in span})
     for moment in moments:
         # a worker's seat is free when it is gone, which others may hear of before its own run has written it down
@@ -76,10 +76,10 @@ def test_two_runs_that_start_together_share_the_machine_and_both_finish(tmp_path
 
 def test_a_run_that_must_not_wait_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     first = run_of(dt.Stage("slow", slowly, workers=2), source=range(10_000))
-    with pytest.raises(dt.InfeasibleError) as told:
+    with pytest.raises(dt.InfeasibleError) as raised:
         run_of(dt.Stage("next", slowly, workers=2), source=range(10), wait=False, run_dir=tmp_path / "next")
-    assert told.value.codes == ("DT120",)
-    assert first.folder.name in str(told.value)
+    assert raised.value.codes == ("DT120",)
+    assert first.folder.name in str(raised.value)
     assert not (tmp_path / "next").exists()
     first.cancel()
     first.wait()

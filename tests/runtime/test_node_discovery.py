@@ -24,14 +24,14 @@ def test_a_node_keeps_its_name_and_none_gets_that_of_one_that_left() -> None:
     def look(known: Mapping[str, str]) -> DiscoveredCluster:
         return build_cluster(rows, {}, {}, known=known)
 
-    looks = NodeDiscovery(look({}), look)
-    by_book, by_engine = looks, looks
-    assert looks.latest.ids == {"host": "a1" * 16}
+    node_discovery = NodeDiscovery(look({}), look)
+    by_book, by_engine = node_discovery, node_discovery
+    assert node_discovery.latest.ids == {"host": "a1" * 16}
     rows[:] = [row("b2", "host")]
     assert by_book().ids == {"node-b2b2b2b2": "b2" * 16}
     rows[:] = [row("b2", "host"), row("c3", "host")]
     found = {"node-b2b2b2b2": "b2" * 16, "node-c3c3c3c3": "c3" * 16}
-    assert by_engine().ids == found, "who looks next knows what another one saw"
+    assert by_engine().ids == found, "the next caller knows the nodes that another one saw"
     rows[:] = [row("d4", "host"), row("c3", "host")]
     assert by_book().ids == {"node-c3c3c3c3": "c3" * 16, "node-d4d4d4d4": "d4" * 16}
-    assert by_engine().ids == looks.latest.ids
+    assert by_engine().ids == node_discovery.latest.ids

@@ -38,7 +38,7 @@ def only_small(row: dict[str, int]) -> dict[str, int]:
     return row
 
 
-def made(tmp_path: Path, **more: Any) -> dt.Run:
+def start_run(tmp_path: Path, **more: Any) -> dt.Run:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(4)))
     pipeline = dt.Pipeline([dt.Stage("small", dt.each(only_small), on_error="skip")])
@@ -61,7 +61,7 @@ class Trap:
 
 
 def put_trap(errors: Path, mark: Path) -> None:
-    """What a member of the group could do: replace the failed items."""
+    """Replace the failed items, as a member of the group could."""
     (line,) = map(json.loads, errors.read_text().splitlines())
     del line["item"]
     line["item_pickle"] = base64.b64encode(pickle.dumps(Trap(mark))).decode()
@@ -70,7 +70,7 @@ def put_trap(errors: Path, mark: Path) -> None:
 
 
 def test_folders_are_0700_and_files_0600_and_outputs_follow_the_umask(tmp_path: Path, home: Path) -> None:
-    made(tmp_path, record=True).wait()
+    start_run(tmp_path, record=True).wait()
     modes: dict[str, set[int]] = {"folder": set(), "file": set()}
     for path in [home, *home.rglob("*")]:
         modes["folder" if path.is_dir() else "file"].add(stat.S_IMODE(path.stat().st_mode))
@@ -83,7 +83,7 @@ def test_folders_are_0700_and_files_0600_and_outputs_follow_the_umask(tmp_path: 
 
 @pytest.mark.parametrize("which", ["home", "runs", "run", "errors", "errors.jsonl"])
 def test_a_retry_unpickles_nothing_that_the_group_can_write(tmp_path: Path, home: Path, which: str) -> None:
-    folder = Path(made(tmp_path).wait().folder)
+    folder = Path(start_run(tmp_path).wait().folder)
     paths = {"home": home, "runs": folder.parent, "run": folder, "errors": folder / "errors"}
     put_trap(folder / "errors" / "errors.jsonl", tmp_path / "executed")
     (folder / "errors" / "errors.jsonl").chmod(0o600)
@@ -102,7 +102,7 @@ def test_a_retry_unpickles_nothing_that_the_group_can_write(tmp_path: Path, home
 
 @needs_root
 def test_a_retry_unpickles_nothing_of_another_user(tmp_path: Path, home: Path) -> None:
-    folder = Path(made(tmp_path).wait().folder)
+    folder = Path(start_run(tmp_path).wait().folder)
     errors = folder / "errors" / "errors.jsonl"
     put_trap(errors, tmp_path / "executed")
     errors.chmod(0o600)
@@ -120,7 +120,7 @@ def test_a_new_run_takes_no_folder_of_another_user(tmp_path: Path) -> None:
     theirs.chmod(0o777)
     os.chown(theirs, OTHER_USER, OTHER_USER)
     with pytest.raises(dt.ConfigError, match=f"belongs to user {OTHER_USER}") as caught:
-        made(tmp_path, run_dir=theirs)
+        start_run(tmp_path, run_dir=theirs)
     assert caught.value.problems[0].code == "DT303"
     assert list(theirs.iterdir()) == []
 
@@ -129,7 +129,7 @@ def test_a_new_run_makes_an_empty_folder_of_this_user_private(tmp_path: Path) ->
     mine = tmp_path / "mine"
     mine.mkdir()
     mine.chmod(0o777)
-    made(tmp_path, run_dir=mine).wait()
+    start_run(tmp_path, run_dir=mine).wait()
     assert stat.S_IMODE(mine.stat().st_mode) == 0o700
 
 
@@ -138,27 +138,27 @@ def test_a_new_run_takes_no_part_files_that_others_can_write(tmp_path: Path) -> 
     parts.mkdir()
     parts.chmod(0o777)
     with pytest.raises(dt.ConfigError, match="is writable by everyone") as caught:
-        made(tmp_path, run_dir=tmp_path / "mine")
+        start_run(tmp_path, run_dir=tmp_path / "mine")
     assert caught.value.problems[0].code == "DT351"
 
 
 def test_a_resume_removes_temporary_files_of_a_killed_driver(tmp_path: Path) -> None:
-    folder = Path(made(tmp_path, run_dir=tmp_path / "mine").wait().folder)
+    folder = Path(start_run(tmp_path, run_dir=tmp_path / "mine").wait().folder)
     left = folder / ".run.json.4711.tmp"
     left.touch()
     with pytest.raises(dt.ConfigError, match="already finished"):
-        made(tmp_path, resume=folder)
+        start_run(tmp_path, resume=folder)
     assert not left.exists()
 
 
 # --- secrets
 
 
-def asked(tmp_path: Path, *sets: str) -> dt.Run:
+def start_with_overrides(tmp_path: Path, *sets: str) -> dt.Run:
     from dovetail.cli.saved_arguments import RunArguments, arguments_for_header
 
     more = arguments_for_header(RunArguments("pipeline.yaml", sets), has_sink=True)
-    return made(tmp_path, run_dir=tmp_path / "mine", more=more)
+    return start_run(tmp_path, run_dir=tmp_path / "mine", more=more)
 
 
 def test_secrets_of_arguments_are_masked_in_run_json_and_kept_for_a_resume(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_secrets_of_arguments_are_masked_in_run_json_and_kept_for_a_resume(tmp_p
     from dovetail.observe.run_folder import RunFolder
 
     sets = ("stages.small.env.TOKEN=s3cret", "stages.small.workers=1", "source.storage_options.secret=s3cret")
-    folder = Path(asked(tmp_path, *sets).wait().folder)
+    folder = Path(start_with_overrides(tmp_path, *sets).wait().folder)
     holding = [path.name for path in folder.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
     assert holding == ["secrets.json"]
     assert stat.S_IMODE((folder / "secrets.json").stat().st_mode) == 0o600
@@ -178,5 +178,5 @@ def test_secrets_of_arguments_are_masked_in_run_json_and_kept_for_a_resume(tmp_p
 
 
 def test_a_run_without_secrets_has_no_file_of_them(tmp_path: Path) -> None:
-    folder = Path(asked(tmp_path, "stages.small.workers=1").wait().folder)
+    folder = Path(start_with_overrides(tmp_path, "stages.small.workers=1").wait().folder)
     assert not (folder / "secrets.json").exists()

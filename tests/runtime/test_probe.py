@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def written_to(folder: Path) -> Callable[[int], int]:
-    """Leaves a file per item, named by who took it."""
+    """Function that writes a file per item, named after the item and the process."""
 
     def note(item: int) -> int:
         time.sleep(0.003)
@@ -48,8 +48,8 @@ def test_a_probe_runs_the_given_number_of_items_through_one_worker_per_stage(tmp
         ]
     )
     with time_limit():
-        told = probe(pipe, count(), 40)
-    assert told.read == 40
+        profile = probe(pipe, count(), 40)
+    assert profile.read == 40
     names = [path.name.split("-") for path in (tmp_path / "seen").iterdir()]
     assert sorted(int(item) for item, _ in names) == list(range(40))
     assert len({pid for _, pid in names}) == 1

@@ -117,11 +117,11 @@ def test_a_second_run_gets_half_when_the_first_has_released_it() -> None:
 def test_a_run_that_must_not_wait_gets_an_error_that_names_the_holders() -> None:
     first = place("holder", dt.Stage("x", does_nothing, dt.Resources(cpus=3), workers=4))
     try:
-        with pytest.raises(dt.InfeasibleError) as told:
+        with pytest.raises(dt.InfeasibleError) as raised:
             place("next", dt.Stage("y", does_nothing, dt.Resources(cpus=2)), wait=False)
-        assert told.value.codes == ("DT120",)
-        assert "run holder (pid " in str(told.value)
-        assert "other runs on this cluster hold too much" in str(told.value)
+        assert raised.value.codes == ("DT120",)
+        assert "run holder (pid " in str(raised.value)
+        assert "other runs on this cluster hold too much" in str(raised.value)
     finally:
         first.release()
 
@@ -141,7 +141,7 @@ def test_foreign_usage_is_reported_and_planned_around(ray_cluster: FakeCluster, 
 
 
 def test_a_run_alone_on_a_cluster_prints_nothing_about_others() -> None:
-    """Also where the cluster has cards that it does not ask for."""
+    """The cluster may have cards that the run does not request."""
     found = place("alone", dt.Stage("x", does_nothing, workers=1))
     try:
         assert not [warning for warning in found.plan.warnings if "others" in warning]
@@ -168,10 +168,10 @@ def test_a_worker_larger_than_a_share_of_a_node_fits_into_the_share_of_all() -> 
 
 
 def test_what_does_not_fit_into_its_share_is_refused() -> None:
-    with pytest.raises(dt.InfeasibleError) as told:
+    with pytest.raises(dt.InfeasibleError) as raised:
         place("little", dt.Stage("x", does_nothing, dt.Resources(cpus=2)), share=0.1)
-    assert told.value.codes == ("DT396",)
-    assert told.value.exit_code == 3
+    assert raised.value.codes == ("DT396",)
+    assert raised.value.exit_code == 3
 
 
 PLACES = """
@@ -246,7 +246,7 @@ def test_two_runs_with_one_card_each_on_one_node_get_one_each_also_when_a_third_
 
 
 def ghostly(seen: DiscoveredCluster) -> DiscoveredCluster:
-    """With a node that has just left, the first of all and the only one with that label."""
+    """Cluster with a node that has just left, the first one and the only one with that label."""
     like = seen.cluster.nodes[0]
     ghost = replace(like, name="a-ghost", labels=(*like.labels, ("alone", "yes")))
     cluster = replace(seen.cluster, nodes=(ghost, *seen.cluster.nodes))
@@ -280,12 +280,12 @@ def test_a_waiting_run_plans_again_when_a_node_leaves() -> None:
     with pytest.raises(dt.InfeasibleError, match="to begin, but other programs"):
         place("refused", labelled, seen=taken, wait=False)
 
-    looks = NodeDiscovery(taken)
+    node_discovery = NodeDiscovery(taken)
 
     def planned(cluster: dt.Cluster) -> dt.Plan:
-        return dt.plan(dt.Pipeline([labelled if "a-ghost" in looks.latest.ids else plain]), cluster)
+        return dt.plan(dt.Pipeline([labelled if "a-ghost" in node_discovery.latest.ids else plain]), cluster)
 
-    found = admit_on_ray("waits", planned(taken.cluster), planned, wait=True, discovery=looks)
+    found = admit_on_ray("waits", planned(taken.cluster), planned, wait=True, discovery=node_discovery)
     try:
         assert {node.name for node in found.plan.cluster.nodes} == {node.name for node in discover().cluster.nodes}
     finally:
@@ -295,9 +295,9 @@ def test_a_waiting_run_plans_again_when_a_node_leaves() -> None:
 def test_a_given_plan_for_other_nodes_is_refused(ray_cluster: FakeCluster) -> None:
     pipeline = dt.Pipeline([dt.Stage("x", does_nothing)])
     other = dt.plan(pipeline, dt.Cluster.of("1x(4cpu, 16GB)"))
-    with pytest.raises(dt.ConfigError) as told:
+    with pytest.raises(dt.ConfigError) as raised:
         dt.run(pipeline, range(3), engine=f"ray:{ray_cluster.address}", plan=other)
-    assert told.value.codes == ("DT037",)
+    assert raised.value.codes == ("DT037",)
 
 
 def a_site(*, private: bool) -> Any:
@@ -336,7 +336,7 @@ def test_the_plan_of_an_earlier_run_keeps_its_units_on_the_present_nodes() -> No
     assert planned(plan.cluster) == plan
 
 
-# --- who is there
+# --- present runs
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import dovetail as dt
 from dovetail.errors import ConfigError
 from ray_aids import MB, add_node, driver
-from runtime.kills import WRITE, elsewhere, make_rows, rows_of
+from runtime.kills import WRITE, make_rows, rows_of, run_script
 from waiting import LONG, PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def source_of(kind: str, folder: Path) -> str:
     elif kind == "csv":
         path.write_text("id,text\n" + "".join(f"{number},{'x' * (number % 50)}\n" for number in range(ROWS)))
     else:
-        elsewhere(WRITE, path, ROWS)
+        run_script(WRITE, path, ROWS)
     return str(path)
 
 
@@ -92,19 +92,21 @@ def test_every_kind_of_file_goes_in_and_out(ray_address: str, tmp_path: Path, ki
 
 
 def test_shards_leaves_and_functions(ray_address: str, tmp_path: Path) -> None:
-    told: list[dict[str, int]] = []
+    received: list[dict[str, int]] = []
     stages = [
         dt.Stage("length", dt.each(length), on("a")),
         dt.Stage("files", tagged, on("d"), batch_size=7, after=["length"]),
         dt.Stage("calls", doubled, on("b"), after=["length"]),
     ]
     shards = dt.sink(str(tmp_path / "out.jsonl"), shard_size="4kB", ordered=True)
-    run = run_on(ray_address, stages, jsonl(tmp_path), sink={"files": shards, "calls": told.extend})
+    run = run_on(ray_address, stages, jsonl(tmp_path), sink={"files": shards, "calls": received.extend})
     run.wait()
     paths = sorted(tmp_path.glob("out-*.jsonl"))
     assert len(paths) > 2
     assert [row for path in paths for row in written(path)] == expected()
-    assert sorted((row["id"], row["k"]) for row in told) == [(number, k) for number in range(ROWS) for k in range(2)]
+    assert sorted((row["id"], row["k"]) for row in received) == [
+        (number, k) for number in range(ROWS) for k in range(2)
+    ]
 
 
 def test_results_come_in_order(ray_address: str, tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def fussy(folder: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def test_failed_items_are_retried(ray_address: str, tmp_path: Path) -> None:
-    """Also by another engine than the one that set it aside."""
+    """They can also be retried on another engine."""
     make_rows(tmp_path / "in.jsonl", ROWS)
     stages = [
         dt.Stage("length", dt.each(length), on("a")),
@@ -160,7 +162,7 @@ def test_waves_pass_through_the_spool(
     ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, sees: bool
 ) -> None:
     if not sees:
-        nobody_sees(monkeypatch, "token")
+        hide_files(monkeypatch, "token")
     stages, mode = (with_barrier(), "auto") if how == "barrier" else (apart(), "sequential")
     found: list[dict[str, int]] = []
     sink = dt.sink(str(tmp_path / "out.jsonl"), ordered=True) if sees else found.extend
@@ -175,12 +177,12 @@ def test_waves_pass_through_the_spool(
 # --- nodes that do not see
 
 
-def nobody_sees(monkeypatch: pytest.MonkeyPatch, what: str, node: str = "") -> None:
-    """Agents, or that of one node, are on machines where other files lie under these paths."""
+def hide_files(monkeypatch: pytest.MonkeyPatch, what: str, node: str = "") -> None:
+    """Simulate agents (all, or that of one node) on machines with other files under these paths."""
     from dovetail.engines.ray.protocol import AgentSetup
 
-    def elsewhere_(*told: Any) -> AgentSetup:
-        setup = AgentSetup(*told)
+    def elsewhere_(*arguments: Any) -> AgentSetup:
+        setup = AgentSetup(*arguments)
         if node and setup.node != node:
             return setup
         if what == "asks":
@@ -197,7 +199,7 @@ def speaks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_what_workers_print_comes_home(ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody_sees(monkeypatch, "token")
+    hide_files(monkeypatch, "token")
     run = run_on(ray_address, [dt.Stage("speaks", speaks, on("a"))], jsonl(tmp_path, 50), run_dir=tmp_path / "run")
     assert len(list(run)) == 50
     logs = "".join(path.read_text() for path in (tmp_path / "run" / "logs").iterdir())
@@ -219,7 +221,7 @@ def test_files_that_a_node_does_not_see_are_reported_before_anything_runs(
     """Although others do see it, and however late its agent is."""
     monkeypatch.setattr("dovetail.engines.ray.agent_pool.FIRST_HELLO_TIMEOUT_S", PATIENCE_S)
     blind = ray_cluster.nodes["d"].dovetail_name
-    nobody_sees(monkeypatch, what, blind)
+    hide_files(monkeypatch, what, blind)
     trace = leaves_a_trace(str(tmp_path))
     stages = [dt.Stage("first", trace, on("a"), fuse=False), dt.Stage("second", trace, on("d"), fuse=False)]
     source = jsonl(tmp_path)
@@ -227,13 +229,13 @@ def test_files_that_a_node_does_not_see_are_reported_before_anything_runs(
     run = run_on(ray_cluster.address, stages, source, sink=str(tmp_path / "out" / "o.jsonl"))
     with pytest.raises(ConfigError) as raised:
         run.wait()
-    said = str(raised.value)
-    assert blind in said
-    assert ("DT405" if what == "asks" else "DT401") in said
-    assert (source if what == "asks" else str(tmp_path / "out")) in said
-    assert "fix" in said
-    assert "share" in said
-    assert "resume" not in said
+    message = str(raised.value)
+    assert blind in message
+    assert ("DT405" if what == "asks" else "DT401") in message
+    assert (source if what == "asks" else str(tmp_path / "out")) in message
+    assert "fix" in message
+    assert "share" in message
+    assert "resume" not in message
     assert not (tmp_path / "ran").exists()
     assert not list((tmp_path / "out").iterdir()), "something is half-written"
     until(lambda: not ray_cluster.groups(), "everything is given back")
@@ -250,12 +252,12 @@ def test_a_node_that_comes_later_and_does_not_see_is_left_out(
     refused: list[str] = []
     real = MessageHandlers._refuse
 
-    def told(self: MessageHandlers, link: Any, *why: str) -> None:
+    def refuse_and_record(self: MessageHandlers, link: Any, *why: str) -> None:
         refused.append(link.node)
         real(self, link, *why)
         (tmp_path / "go").touch()
 
-    monkeypatch.setattr(MessageHandlers, "_refuse", told)
+    monkeypatch.setattr(MessageHandlers, "_refuse", refuse_and_record)
 
     def slow(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         import time
@@ -270,8 +272,8 @@ def test_a_node_that_comes_later_and_does_not_see_is_left_out(
     run = run_on(ray_cluster.address, stages, jsonl(tmp_path), sink=str(out))
     from dovetail.engines.ray.protocol import AgentSetup
 
-    def blind(*told: Any) -> AgentSetup:
-        setup = AgentSetup(*told)
+    def blind(*arguments: Any) -> AgentSetup:
+        setup = AgentSetup(*arguments)
         other = tuple((path, "other") for path, _ in setup.sink_folders)
         return setup if setup.node in known else setup._replace(sink_folders=other)
 
@@ -301,11 +303,11 @@ def test_payloads_do_not_pass_through_the_driver(ray_address: str, tmp_path: Pat
     """Neither the memory of the driver nor what it takes out of Ray grows with 150 MB between two nodes."""
     from dovetail.engines.ray.protocol import decode_frame
 
-    rows, heard = 150 if LONG else 75, 0
+    rows, received_bytes = 150 if LONG else 75, 0
 
     def counted(frame: bytes) -> Any:
-        nonlocal heard
-        heard += len(frame)
+        nonlocal received_bytes
+        received_bytes += len(frame)
         return decode_frame(frame)
 
     source = jsonl(tmp_path, rows)
@@ -317,7 +319,7 @@ def test_payloads_do_not_pass_through_the_driver(ray_address: str, tmp_path: Pat
     grown = psutil.Process().memory_info().rss - before
     assert sorted(row["id"] for row in written(tmp_path / "out.jsonl")) == list(range(rows))
     assert {row["size"] for row in written(tmp_path / "out.jsonl")} == {LARGE}
-    assert heard < 5 * MB, f"{heard / MB:.0f} MB came to the driver"
+    assert received_bytes < 5 * MB, f"{received_bytes / MB:.0f} MB came to the driver"
     assert grown < 64 * MB, f"the driver grew by {grown / MB:.0f} MB"
 
 
@@ -341,7 +343,7 @@ def has_spilled(cluster: FakeCluster) -> set[Path]:
 def test_a_tiny_object_store_neither_spills_nor_stops_the_run(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 80 MB, while 8 workers elsewhere could take 10 MB each, four at a time."""
+    """The store has 80 MB, while 8 workers elsewhere could take 10 MB each, four at a time."""
     from dovetail.engines.ray.transfers import TransferQueue
 
     most = 0
@@ -433,8 +435,8 @@ if __name__ == "__main__":
 def test_a_ray_dataset_is_read_where_its_blocks_are_needed(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     with driver(ray_cluster, tmp_path, DATASET) as script:
-        said = script.finish()
-    assert "DT386" in said
-    assert "a Ray Dataset ends with its driver" in said
+        output = script.finish()
+    assert "DT386" in output
+    assert "a Ray Dataset ends with its driver" in output
     rows = sorted(written(tmp_path / "out.jsonl"), key=lambda row: row["id"])
     assert rows == [{"id": number, "n": 20_000, "sum": 16} for number in range(400)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runtime.kills import Killed, expected, make_rows, rows_of
-from runtime.test_resume import SINKS, as_rows, in_some_order, kill_and_go_on
+from runtime.test_resume import SINKS, as_rows, in_some_order, kill_and_resume
 from waiting import LONG, until
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ WHERE: dict[str, str] = {} if LONG else {"fake": "d"}
 """Label of the workers: each node of a run costs an agent."""
 
 
-def job(cluster: FakeCluster, folder: Path, sink: str = "out.jsonl", rows: int = ROWS, **said: Any) -> Killed:
+def job(cluster: FakeCluster, folder: Path, sink: str = "out.jsonl", rows: int = ROWS, **options: Any) -> Killed:
     make_rows(folder / "in.jsonl", rows)
     given = {"source": str(folder / "in.jsonl"), "sink": str(folder / sink), "sleep": 0.0003, "labels": WHERE}
-    return Killed(folder, {**given, "engine": f"ray:{cluster.address}", **said})
+    return Killed(folder, {**given, "engine": f"ray:{cluster.address}", **options})
 
 
 @pytest.mark.parametrize(("sink", "seed"), CASES)
@@ -36,7 +36,7 @@ def test_a_driver_killed_at_any_moment_resumes_exactly(
     fused = "fused" if seed % 2 else "rebatch"
     ordered = seed % 3 < 2
     killed = job(ray_cluster, tmp_path, sink, pipeline=fused, settings={"ordered": ordered})
-    kill_and_go_on(killed, Random(f"ray {sink} {seed}"), kills=2 if LONG else 1)
+    kill_and_resume(killed, Random(f"ray {sink} {seed}"), kills=2 if LONG else 1)
     found = as_rows(tmp_path / sink)
     assert (found if ordered else in_some_order(found)) == expected(ROWS)
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} <= {"run", sink}, "parts are left"
@@ -71,9 +71,9 @@ def test_waves_killed_at_any_moment_resume_exactly(
         leaves = {"a": str(folder / "a.jsonl"), "b": str(folder / "b.jsonl")}
         sink: Any = leaves if pipeline == "leaves" else str(folder / "out.jsonl")
         killed = job(ray_cluster, folder, pipeline=pipeline, mode=mode, engine=engine)
-        killed.said["sink"] = sink
+        killed.options["sink"] = sink
         if engine:
-            kill_and_go_on(killed, Random(f"{pipeline} {mode}"), kills=2)
+            kill_and_resume(killed, Random(f"{pipeline} {mode}"), kills=2)
         else:
             killed.finish()
         found.append({path.name: rows_of(path) for path in folder.glob("*.jsonl") if path.name != "in.jsonl"})

@@ -16,7 +16,7 @@ import pytest
 import dovetail as dt
 from dovetail.streaming.settings import StreamOptions
 from ray_aids import HOLDS, RESTORED_S, driver, foreign_actor, node_id_of, patiently, until_available_is
-from runtime.aids import said_when_waiting
+from runtime.aids import say_when_waiting
 from waiting import LONG, PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def on(node: str, cpus: float = 1, **more: Any) -> dt.Resources:
 
 
 def workers_now(folder: Path) -> int:
-    """Of a run, as its folder tells."""
+    """Present workers of a run, read from its folder."""
     try:
         text = (folder / "events.jsonl").read_text()
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def workers_now(folder: Path) -> int:
     return len(did["ready"] - did["stopped"] - did["lost"])
 
 
-class Going:
+class EndlessRun:
     """A run over an endless source, whose results are taken."""
 
     def __init__(self, cluster: FakeCluster, *stages: dt.Stage, **more: Any) -> None:
@@ -162,10 +162,10 @@ def test_a_second_run_gets_half_of_a_fully_used_cluster_also_in_the_same_process
 ) -> None:
     before = ray_cluster.available()
     stages = [dt.Stage(name, slowly, dt.Resources(**EIGHTH), batch_size=1, fuse=False) for name in ("one", "two")]
-    first = Going(ray_cluster, *stages)
+    first = EndlessRun(ray_cluster, *stages)
     until(lambda: first.workers == 8, "it uses the whole cluster")
     asked = time.monotonic()
-    second = Going(ray_cluster, *stages)
+    second = EndlessRun(ray_cluster, *stages)
     until_fair([first.run.folder, second.run.folder], 8, "both have about half of the cluster")
     took = time.monotonic() - asked
     first.finish()
@@ -177,7 +177,7 @@ def test_a_second_run_gets_half_of_a_fully_used_cluster_also_in_the_same_process
 def test_a_share_is_the_most_that_a_run_holds(ray_cluster: FakeCluster) -> None:
     before = ray_cluster.available()
     total = sum(node["CPU"] for node in before.values())
-    going = Going(ray_cluster, dt.Stage("slow", slowly, batch_size=1), share=0.25)
+    going = EndlessRun(ray_cluster, dt.Stage("slow", slowly, batch_size=1), share=0.25)
     least = total
     began = time.monotonic()
     while going.workers < 4 or time.monotonic() - began < 3:
@@ -206,7 +206,7 @@ if __name__ == "__main__":
     run = dt.run(dt.Pipeline([stage]), range(10**6), engine="ray:" + os.environ["DOVETAIL_TEST_RAY"])
     if how == "SIGINT":
 """
-    + "".join(f"        {line}\n" for line in said_when_waiting("BEGUN").splitlines())
+    + "".join(f"        {line}\n" for line in say_when_waiting("BEGUN").splitlines())
     + """
     for number, item in enumerate(run):
         if number == 5 and how != "SIGINT":
@@ -278,16 +278,16 @@ def test_what_no_node_can_ever_give_is_refused_at_once_with_the_reason(
     until_available_is(ray_cluster, before, patiently(RESTORED_S))
     for what, resources in asked.items():
         began = time.monotonic()
-        with pytest.raises(dt.InfeasibleError) as told:
+        with pytest.raises(dt.InfeasibleError) as raised:
             started(ray_cluster, dt.Stage("huge", slowly, resources))
         took = time.monotonic() - began
         assert took < patiently(AT_ONCE_S), f"{what}: {took}"
-        assert told.value.exit_code == 3
-        text = str(told.value)
+        assert raised.value.exit_code == 3
+        text = str(raised.value)
         assert "of 4 nodes" in text, text
 
 
-# Others, who know nothing of us
+# Programs that do not know Dovetail
 
 
 def test_a_run_without_free_resources_names_the_holders_and_waits_unless_wait_is_false(
@@ -298,10 +298,10 @@ def test_a_run_without_free_resources_names_the_holders_and_waits_unless_wait_is
         foreign = stack.enter_context(ExitStack())
         foreign.enter_context(foreign_actor(ray_cluster, tmp_path, node="c", num_gpus=2))
         before = ray_cluster.available()
-        with pytest.raises(dt.InfeasibleError) as told:
+        with pytest.raises(dt.InfeasibleError) as raised:
             started(ray_cluster, a100, wait=False)
-        text = str(told.value)
-        assert told.value.codes == ("DT120",)
+        text = str(raised.value)
+        assert raised.value.codes == ("DT120",)
         assert "Holder" in text, text
         until_available_is(ray_cluster, before)
         waiting = stack.enter_context(driver(ray_cluster, tmp_path, WAITS))
@@ -327,24 +327,24 @@ if __name__ == "__main__":
 
 def test_a_run_that_another_has_no_room_for_is_named(ray_cluster: FakeCluster) -> None:
     before = ray_cluster.available()
-    first = Going(ray_cluster, dt.Stage("slow", slowly, on("d", cpus=3), workers=1, batch_size=1))
-    with pytest.raises(dt.InfeasibleError) as told:
+    first = EndlessRun(ray_cluster, dt.Stage("slow", slowly, on("d", cpus=3), workers=1, batch_size=1))
+    with pytest.raises(dt.InfeasibleError) as raised:
         started(ray_cluster, dt.Stage("next", slowly, on("d", cpus=3), workers=1), wait=False)
-    assert told.value.codes == ("DT120",)
-    assert first.run.folder.name in str(told.value)
+    assert raised.value.codes == ("DT120",)
+    assert first.run.folder.name in str(raised.value)
     first.finish()
     until_available_is(ray_cluster, before, patiently(RESTORED_S))
 
 
 def test_others_that_come_and_go_beside_a_run(ray_cluster: FakeCluster, tmp_path: Path) -> None:
-    """What they give back is used within two replans; who comes gets what is free, and the rest when it is over."""
+    """Released resources are used within two replans; a newcomer gets what is free, and the rest after the run."""
     before = ray_cluster.available()
     with ExitStack() as stack:
         asked = json.dumps({"num_cpus": 3, "node": node_id_of(ray_cluster, "d")})
         foreign = stack.enter_context(driver(ray_cluster, tmp_path, HOLDS, ASKED=asked))
         foreign.says("HELD")
         until(lambda: ray_cluster.available()["d"]["CPU"] == 1, "Ray knows it")
-        going = Going(ray_cluster, dt.Stage("slow", slowly, on("d"), batch_size=1))
+        going = EndlessRun(ray_cluster, dt.Stage("slow", slowly, on("d"), batch_size=1))
         until(lambda: len(going.got) > 5, "it works beside them")
         assert going.workers == 1
         foreign.kill()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runtime.kills import WRITE, Killed, elsewhere, expected, make_rows, rows_of, stats_of
+from runtime.kills import WRITE, Killed, expected, make_rows, rows_of, run_script, stats_of
 from waiting import LONG, until
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ ROWS = 2500
 SEEDS = 10 if LONG else 1
 
 
-def job(folder: Path, sink: str = "out.jsonl", rows: int = ROWS, **said: Any) -> Killed:
+def job(folder: Path, sink: str = "out.jsonl", rows: int = ROWS, **options: Any) -> Killed:
     make_rows(folder / "in.jsonl", rows)
-    return Killed(folder, {"source": str(folder / "in.jsonl"), "sink": str(folder / sink), "sleep": 0.0003, **said})
+    return Killed(folder, {"source": str(folder / "in.jsonl"), "sink": str(folder / sink), "sleep": 0.0003, **options})
 
 
 def as_rows(path: Path) -> list[dict[str, int]]:
@@ -39,16 +39,16 @@ def in_some_order(rows: list[dict[str, int]]) -> list[dict[str, int]]:
     return sorted(rows, key=lambda row: (row["id"], row["k"]))
 
 
-def kill_and_go_on(killed: Killed, dice: Random, kills: int, most: int = 600) -> None:
-    """At random moments of its progress, also during a resume."""
+def kill_and_resume(killed: Killed, dice: Random, kills: int, most: int = 600) -> None:
+    """Kill the run at random moments of its progress, also during a resume, and resume it."""
     named: dict[str, Any] = {}
     for _ in range(kills):
         goal = killed.called() + dice.randrange(1, most)
         if not killed.kill_when(lambda goal=goal: killed.called() >= goal, f"{goal} calls", **named):  # type: ignore[misc]
             return
-        if killed.told().header:
+        if killed.log_contents().header:
             named = {"resume": str(killed.run_dir)}
-        if killed.told().finished is not None:  # killed at its very end
+        if killed.log_contents().finished is not None:  # killed at its very end
             assert "DT384" in killed.refused(**named)
             return
     killed.finish(**named)
@@ -65,7 +65,7 @@ def test_a_run_killed_at_any_moment_resumes_exactly(tmp_path: Path, sink: str, s
     ordered = seed % 3 < 2
     killed = job(tmp_path, sink, pipeline=fused, settings={"ordered": ordered})
     killed.processes = bool(seed % 2) or sink in ("out.jsonl", "out.parquet")
-    kill_and_go_on(killed, Random(f"{sink} {seed}"), kills=2)
+    kill_and_resume(killed, Random(f"{sink} {seed}"), kills=2)
     found = as_rows(tmp_path / sink)
     assert (found if ordered else in_some_order(found)) == expected(ROWS)
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} <= {"run", sink}, "parts are left"
@@ -123,7 +123,7 @@ def test_a_run_whose_driver_died_after_its_end_is_finished(tmp_path: Path) -> No
 def test_a_run_killed_before_it_began_starts_from_the_beginning(tmp_path: Path) -> None:
     killed = job(tmp_path, rows=300)
     killed.dies("torn:1")
-    assert not killed.told().header
+    assert not killed.log_contents().header
     killed.resume()
     assert as_rows(tmp_path / "out.jsonl") == expected(300)
 
@@ -131,7 +131,7 @@ def test_a_run_killed_before_it_began_starts_from_the_beginning(tmp_path: Path) 
 def test_parts_that_are_gone_are_computed_again(tmp_path: Path) -> None:
     killed = job(tmp_path)
     killed.committed()
-    parts = {piece.part for entry in killed.told().entries.values() for piece in entry.outputs.get("", ())}
+    parts = {piece.part for entry in killed.log_contents().entries.values() for piece in entry.outputs.get("", ())}
     gone = next(path for path in tmp_path.rglob("*") if path.name in parts)
     gone.unlink()
     assert "computed again" in killed.resume()
@@ -139,10 +139,10 @@ def test_parts_that_are_gone_are_computed_again(tmp_path: Path) -> None:
 
 
 def test_little_is_computed_again(tmp_path: Path) -> None:
-    """Counted by the stage itself: how old was what a kill has cost?"""
+    """The stage records its calls: only rows of the last seconds before a kill are computed again."""
     rows = 60_000 if LONG else 6000
     killed = job(tmp_path, rows=rows)
-    kill_and_go_on(killed, Random(5), kills=5 if LONG else 2, most=rows // 6)
+    kill_and_resume(killed, Random(5), kills=5 if LONG else 2, most=rows // 6)
     assert as_rows(tmp_path / "out.jsonl") == expected(rows)
     redone = killed.redone_s()
     print(f"{len(killed.kills)} kills, {len(redone)} rows again, the oldest {max(redone, default=0):.2f} s")  # noqa: T201
@@ -168,7 +168,7 @@ def write_source(folder: Path, kind: str, rows: int) -> str:
     elif kind == "in.jsonl.gz":
         make_rows(path, rows)
     else:
-        elsewhere(WRITE, path, rows)
+        run_script(WRITE, path, rows)
     return str(path)
 
 
@@ -201,22 +201,22 @@ def test_what_has_changed_is_refused(tmp_path: Path) -> None:
     killed = job(tmp_path)
     killed.committed()
     resume = str(killed.run_dir)
-    said = killed.refused(resume=resume, sink=str(tmp_path / "other.jsonl"))
-    assert "DT387" in said
-    assert "other.jsonl" in said
+    error = killed.refused(resume=resume, sink=str(tmp_path / "other.jsonl"))
+    assert "DT387" in error
+    assert "other.jsonl" in error
     assert "DT387" in killed.refused(resume=resume, settings={"ordered": False})
     assert "DT387" in killed.refused(resume=resume, settings={"exists": "append"})
     assert "DT388" in killed.refused(resume=resume, retry_errors=resume)
     with (tmp_path / "in.jsonl").open("a") as file:
         file.write('{"id": 3, "text": "more"}\n')
-    said = killed.refused(resume=resume)
-    assert "DT386" in said
-    assert "in.jsonl" in said
+    error = killed.refused(resume=resume)
+    assert "DT386" in error
+    assert "in.jsonl" in error
     killed.resume(force_resume=True)
     assert as_rows(tmp_path / "out.jsonl") == [*expected(ROWS)]
 
 
-def test_a_run_that_still_goes_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_that_is_still_running_cannot_be_resumed(tmp_path: Path) -> None:
     killed = job(tmp_path)
     with killed.script(hold=2000) as script:
         script.says("BEGUN")
@@ -282,12 +282,12 @@ def test_a_drained_or_cancelled_run_resumes(tmp_path: Path, how: str) -> None:
 def test_a_failed_run_resumes_when_the_cause_is_fixed(tmp_path: Path) -> None:
     killed = job(tmp_path, pipeline="last", on_error="fail", bad=[2001])
     with killed.script(hold=2000, sleep=0.001) as script:
-        until(lambda: killed.told().entries, "something is done")
+        until(lambda: killed.log_contents().entries, "something is done")
         (tmp_path / "go").touch()
         assert script.ended() == 1
         assert "cannot do that one" in script.output
     assert not (tmp_path / "out.jsonl").exists()
-    done = sum(entry.last - entry.first for entry in killed.told().entries.values())
+    done = sum(entry.last - entry.first for entry in killed.log_contents().entries.values())
     assert done
     before = killed.called()
     (tmp_path / "fixed").touch()
@@ -325,7 +325,7 @@ def ids_of(path: Path) -> list[int]:
 )
 def test_failed_items_are_retried_once(tmp_path: Path, kind: str, fuse: bool) -> None:
     killed = with_bad_rows(tmp_path, kind, fuse)
-    bad = killed.said["bad"]
+    bad = killed.options["bad"]
     killed.committed(hold=1500)
     status, read, finished, _, _ = stats_of(killed.resume())
     assert (status, read, finished) == ("finished", ROWS + 1, ROWS + 1)
@@ -335,9 +335,9 @@ def test_failed_items_are_retried_once(tmp_path: Path, kind: str, fuse: bool) ->
     assert any("in.jsonl:701" in json.dumps(error) for error in errors), "the file and the line"
     (tmp_path / "fixed").touch()
     again = {"retry_errors": str(killed.run_dir), "run_dir": str(tmp_path / "again"), "source": "list", "rows": 0}
-    said = killed.finish(**again)
-    assert stats_of(said)[:4] == ("finished", len(bad), len(bad), len(bad))
-    assert "could not be parsed" in said
+    output = killed.finish(**again)
+    assert stats_of(output)[:4] == ("finished", len(bad), len(bad), len(bad))
+    assert "could not be parsed" in output
     assert ids_of(tmp_path / "out.jsonl") == good
     assert "DT388" in killed.refused(**again | {"run_dir": str(tmp_path / "third")})
     assert ids_of(tmp_path / "out.jsonl") == good
@@ -358,12 +358,12 @@ def test_a_retry_that_was_killed_adds_its_rows_once(tmp_path: Path, moment: str)
     (tmp_path / "fixed").touch()
     again = {"retry_errors": str(killed.run_dir), "run_dir": str(tmp_path / "again"), "source": "list", "rows": 0}
     killed.dies(moment, **again)
-    said = killed.refused(**again | {"run_dir": str(tmp_path / "third")})
-    assert "DT388" in said, "two would add the same rows"
-    goes_on = again | {"resume": str(tmp_path / "again")}
+    error = killed.refused(**again | {"run_dir": str(tmp_path / "third")})
+    assert "DT388" in error, "two would add the same rows"
+    resumed = again | {"resume": str(tmp_path / "again")}
     if moment == "before-discard":
-        assert "DT38" in killed.refused(**goes_on)
+        assert "DT38" in killed.refused(**resumed)
     else:
         knows_by_itself = {"retry_errors": None} if moment == "before-finish" else {}
-        killed.finish(**goes_on | knows_by_itself)
+        killed.finish(**resumed | knows_by_itself)
     assert ids_of(tmp_path / "out.jsonl") == [number for number in range(ROWS) if number % 7]

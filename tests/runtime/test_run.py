@@ -95,9 +95,9 @@ def test_a_dag_gives_the_union_of_its_leaves() -> None:
 
 def test_an_exception_fails_the_run_and_names_the_stage_and_the_line() -> None:
     run = run_of(dt.Stage("double", double), dt.Stage("picky", picky), source=range(100))
-    with pytest.raises(dt.RunError, match="picky") as told:
+    with pytest.raises(dt.RunError, match="picky") as raised:
         list(run)
-    assert "ValueError: not fifty" in str(told.value)
+    assert "ValueError: not fifty" in str(raised.value)
     assert run.status == "failed"
 
 
@@ -203,7 +203,7 @@ def slow_first(items: list[Any]) -> list[int]:
 
 
 def memory_bytes() -> int:
-    """In memory without names that this process knows."""
+    """Bytes in anonymous memory files (memfd) of this process."""
     total = 0
     for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:

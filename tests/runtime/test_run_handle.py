@@ -101,9 +101,9 @@ def test_iterating_after_a_wait_reports_the_results_that_were_discarded(monkeypa
     run = run_of(dt.Stage("same", same), source=range(1000))
     assert run.wait().finished == 1000
     found: list[int] = []
-    with pytest.raises(dt.RunError, match="were discarded") as told:
+    with pytest.raises(dt.RunError, match="were discarded") as raised:
         found.extend(run)
-    assert told.value.codes == ("DT339",)
+    assert raised.value.codes == ("DT339",)
     assert len(found) < 1000
 
 
@@ -122,9 +122,9 @@ def test_a_failed_run_reports_its_error_although_its_folder_was_removed(tmp_path
     run = run_of(dt.Stage("bad", bad), source=range(3), run_dir=tmp_path / "run")
     until(lambda: run.done, "it failed")
     shutil.rmtree(run.folder)
-    with pytest.raises(dt.RunError, match="always") as told:
+    with pytest.raises(dt.RunError, match="always") as raised:
         list(run)
-    assert told.value.codes == ("DT330",)
+    assert raised.value.codes == ("DT330",)
 
 
 def test_a_signal_handler_that_is_set_while_results_are_read_is_kept() -> None:

@@ -17,8 +17,8 @@ class Noted:
 
     done = True
 
-    def __init__(self, name: str, told: list[str], raises: bool = False) -> None:
-        self.name, self.told, self.raises = name, told, raises
+    def __init__(self, name: str, calls: list[str], raises: bool = False) -> None:
+        self.name, self.calls, self.raises = name, calls, raises
 
     def step(self, now: float, events: Sequence[Any]) -> list[Any]:
         if self.raises:
@@ -29,23 +29,23 @@ class Noted:
         return 0.0
 
     def on_step(self, *_: object) -> None:
-        self.told.append(f"{self.name} saw")
+        self.calls.append(f"{self.name} saw")
 
     def abort(self, *_: object) -> None: ...
 
     def close(self, *_: object) -> None:
-        self.told.append(self.name)
+        self.calls.append(self.name)
 
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_claim_is_released_only_after_the_engine_is_closed(raises: bool) -> None:
-    told: list[str] = []
+    calls: list[str] = []
     controller, engine, observer, keeper = (
-        cast("Any", Noted(name, told, raises)) for name in ("controller", "engine", "observer", "keeper")
+        cast("Any", Noted(name, calls, raises)) for name in ("controller", "engine", "observer", "keeper")
     )
     try:
         run_with_observers(controller, engine, cast("Any", None), observer, [observer], claim_observers=[keeper])
     except RuntimeError:
         assert raises
-    assert ("keeper saw" in told) is not raises
-    assert told.index("observer") < told.index("engine") < told.index("keeper")
+    assert ("keeper saw" in calls) is not raises
+    assert calls.index("observer") < calls.index("engine") < calls.index("keeper")

@@ -55,7 +55,7 @@ def pids_of(service: Service) -> list[int]:
 
 
 def busy_pids_of(service: Service) -> list[int]:
-    """Of those that are in a call of the user's code."""
+    """Process ids of workers that are in a call of the user's code."""
     engine: Any = service._engine
     return [pid for worker, (_, pids) in engine.processes().items() if engine.running(worker) for pid in pids]
 
@@ -131,7 +131,7 @@ def test_a_batch_whose_length_changes_is_run_again_item_by_item() -> None:
 
 
 class Model:
-    """With everything that a class of workers may have."""
+    """A class with every optional method of a worker class."""
 
     def setup(self, worker: Any) -> None:
         self.stage = worker.stage

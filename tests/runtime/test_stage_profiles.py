@@ -290,11 +290,11 @@ def test_a_second_run_plans_from_measurements_of_the_first_and_reports_it() -> N
     assert [unit.per_source for unit in second.plan.units] == [1, 1]
     assert 20 < second.plan.units[0].rate < 500  # it sleeps for 2 ms
     assert any("was measured in 1 run" in note for note in second.plan.notes)
-    told = second.stats
-    assert told.planned == second.plan.rate
-    assert told.planned_from == "measured"
-    assert told.to_dict()["expected"] == second.plan.rate
-    assert "predicted from earlier runs" in str(told)
+    run_stats = second.stats
+    assert run_stats.planned == second.plan.rate
+    assert run_stats.planned_from == "measured"
+    assert run_stats.to_dict()["expected"] == second.plan.rate
+    assert "predicted from earlier runs" in str(run_stats)
     third = run_to_end(pipe, range(400))
     assert any("was measured in 2 runs, the last" in note for note in third.plan.notes)
     assert {unit.rate_source for unit in run_to_end(pipe, range(10), profiles=False).plan.units} == {"assumed"}
@@ -397,7 +397,7 @@ QUIET = 0.93
 
 
 def share_of_a_cpu() -> float:
-    """What the worst off of one busy process per CPU gets."""
+    """Smallest share of a CPU among one busy process per CPU."""
     code = f"{SPIN}print((time.process_time() - b) / (time.perf_counter() - a))"
     spinning = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -412,7 +412,7 @@ def test_what_is_predicted_from_profiles_is_reached(
     example: Callable[[str], tuple[dt.Pipeline, Callable[[], Any]]],
 ) -> None:
     """Within 15 % in four of the five. The use of the machine by others cannot be predicted."""
-    told, quiet = {}, [share_of_a_cpu()]
+    ratios, quiet = {}, [share_of_a_cpu()]
     for name in NAMES:
         pipeline, source = example(name)
         run_to_end(pipeline, source(), cluster="auto")
@@ -420,8 +420,8 @@ def test_what_is_predicted_from_profiles_is_reached(
         quiet.append(share_of_a_cpu())
         assert {unit.rate_source for unit in second.plan.units} == {"measured"}
         assert second.plan.rate is not None
-        told[name] = round(second.plan.rate / second.stats.reached, 3)
-    good = sum(abs(share - 1) <= 0.15 for share in told.values()) >= 4
+        ratios[name] = round(second.plan.rate / second.stats.reached, 3)
+    good = sum(abs(share - 1) <= 0.15 for share in ratios.values()) >= 4
     if not good and min(quiet) < QUIET:
-        pytest.skip(f"not a quiet machine, only {min(quiet):.0%} of a CPU each; predicted / reached: {told}")
-    assert good, told
+        pytest.skip(f"not a quiet machine, only {min(quiet):.0%} of a CPU each; predicted / reached: {ratios}")
+    assert good, ratios

@@ -43,7 +43,7 @@ class Killed(BaseException):
     """Ends the start of a run."""
 
 
-class World:
+class RunFolder:
     """A folder with a home, a source and a sink."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +87,11 @@ def doubled(row: dict[str, int]) -> dict[str, int]:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(tmp_path, monkeypatch)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    return RunFolder(tmp_path, monkeypatch)
 
 
-def test_a_run_that_waits_is_listed_and_has_nothing_but_its_header(world: World) -> None:
+def test_a_run_that_waits_is_listed_and_has_nothing_but_its_header(world: RunFolder) -> None:
     def look() -> None:
         (run,) = list_runs()
         assert run_status(read_json_object(run.header), 0.0) == "running"
@@ -102,7 +102,7 @@ def test_a_run_that_waits_is_listed_and_has_nothing_but_its_header(world: World)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_that_was_killed_before_its_start_is_resumed(world: World, moment: str) -> None:
+def test_a_run_that_was_killed_before_its_start_is_resumed(world: RunFolder, moment: str) -> None:
     world.kill(moment)
     (run,) = list_runs()
     assert run.is_resumable
@@ -114,13 +114,13 @@ def test_a_run_that_was_killed_before_its_start_is_resumed(world: World, moment:
 
 
 @pytest.mark.parametrize("moment", ["waits for resources", "after the sink is prepared"])
-def test_a_run_that_was_killed_before_its_start_is_removed_with_its_part_files(world: World, moment: str) -> None:
+def test_a_run_that_was_killed_before_its_start_is_removed_with_its_part_files(world: RunFolder, moment: str) -> None:
     world.kill(moment)
     remove_run_files(find_run_files(find_run("last")))
     assert (list_runs(), world.parts()) == ([], [])
 
 
-def test_results_that_were_added_meanwhile_are_kept_by_a_resume(world: World) -> None:
+def test_results_that_were_added_meanwhile_are_kept_by_a_resume(world: RunFolder) -> None:
     out = world.folder / "out.jsonl"
     out.write_text('{"n": -2}\n')
     sink = dt.sink(str(out), exists="append")
@@ -132,7 +132,7 @@ def test_results_that_were_added_meanwhile_are_kept_by_a_resume(world: World) ->
     assert len(world.rows()) == len(ROWS) + 2
 
 
-def test_a_retry_that_was_killed_before_its_start_is_resumed_as_a_retry(world: World) -> None:
+def test_a_retry_that_was_killed_before_its_start_is_resumed_as_a_retry(world: RunFolder) -> None:
     fussy = dt.Pipeline([dt.Stage("fussy", dt.each(only_small), on_error="skip")])
     source, out = str(world.folder / "in.jsonl"), world.folder / "out.jsonl"
     first = dt.run(fussy, source, sink=str(out), cluster="1x(2cpu, 4GB)").wait()
@@ -150,13 +150,13 @@ def only_small(row: dict[str, int]) -> dict[str, int]:
     return row
 
 
-def test_a_run_without_a_sink_that_was_killed_before_its_start_cannot_be_resumed(world: World) -> None:
+def test_a_run_without_a_sink_that_was_killed_before_its_start_cannot_be_resumed(world: RunFolder) -> None:
     world.kill("waits for resources", sink=None)
     with pytest.raises(dt.ConfigError, match="DT383"):
         world.start(resume="last")
 
 
-def test_the_folder_of_a_run_that_was_killed_before_its_start_is_refused_with_the_resume(world: World) -> None:
+def test_the_folder_of_a_run_that_was_killed_before_its_start_is_refused_with_the_resume(world: RunFolder) -> None:
     folder = world.folder / "mine"
     world.kill("waits for resources", run_dir=folder)
     with pytest.raises(dt.ConfigError, match="already contains a run") as caught:

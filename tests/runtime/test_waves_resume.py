@@ -17,31 +17,33 @@ ROWS = 100_000 if LONG else 4000
 SLEEP = 0.0 if LONG else 0.0002
 
 
-def job(folder: Path, pipeline: str, mode: str, **said: Any) -> Killed:
+def job(folder: Path, pipeline: str, mode: str, **options: Any) -> Killed:
     folder.mkdir()
     make_rows(folder / "in.jsonl", ROWS)
     sink: Any = str(folder / "out.jsonl")
     if pipeline == "leaves":
         sink = {"a": str(folder / "a.jsonl"), "b": str(folder / "b.jsonl")}
     source = str(folder / "in.jsonl")
-    return Killed(folder, {"source": source, "sink": sink, "pipeline": pipeline, "mode": mode, "sleep": SLEEP, **said})
+    return Killed(
+        folder, {"source": source, "sink": sink, "pipeline": pipeline, "mode": mode, "sleep": SLEEP, **options}
+    )
 
 
-def written(killed: Killed) -> dict[str, Any]:
-    sink = killed.said["sink"]
+def sink_contents(killed: Killed) -> dict[str, Any]:
+    sink = killed.options["sink"]
     names = sink.values() if isinstance(sink, dict) else [sink]
     paths = [killed.folder / name.rpartition("/")[2] for name in names]
     return {path.name: rows_of(path) for path in paths}
 
 
 def waves_done(killed: Killed) -> int:
-    return max((entry.wave for entry in killed.told().entries.values()), default=-1)
+    return max((entry.wave for entry in killed.log_contents().entries.values()), default=-1)
 
 
 def undisturbed(folder: Path, pipeline: str, mode: str) -> dict[str, Any]:
     killed = job(folder, pipeline, mode, sleep=0.0)
     killed.finish()
-    return written(killed)
+    return sink_contents(killed)
 
 
 @pytest.mark.parametrize("mode", ["sequential", "waves"])
@@ -54,16 +56,16 @@ def test_all_modes_write_the_same_bytes(tmp_path: Path, pipeline: str, mode: str
     dice = Random(f"{pipeline} {mode}")
     resume: dict[str, Any] = {}
     for _ in range(3 if LONG else 2):
-        before = len(killed.told().entries)
+        before = len(killed.log_contents().entries)
         goal = before + dice.randrange(1, 4)
-        if not killed.kill_when(lambda goal=goal: len(killed.told().entries) >= goal, "more is done", **resume):  # type: ignore[misc]
+        if not killed.kill_when(lambda goal=goal: len(killed.log_contents().entries) >= goal, "more is done", **resume):  # type: ignore[misc]
             break
         resume = {"resume": str(killed.run_dir)}
-        if killed.told().finished is not None:  # killed at its very end
+        if killed.log_contents().finished is not None:  # killed at its very end
             break
-    if killed.told().finished is None:
+    if killed.log_contents().finished is None:
         killed.finish(**resume)
-    assert written(killed) == streamed
+    assert sink_contents(killed) == streamed
 
 
 def test_killed_between_two_waves(tmp_path: Path) -> None:
@@ -71,18 +73,20 @@ def test_killed_between_two_waves(tmp_path: Path) -> None:
     killed = job(tmp_path / "run", "rebatch", "sequential")
     killed.processes = True
     assert killed.kill_when(
-        lambda: sum(entry.last - entry.first for entry in killed.told().entries.values() if not entry.wave) == ROWS,
+        lambda: (
+            sum(entry.last - entry.first for entry in killed.log_contents().entries.values() if not entry.wave) == ROWS
+        ),
         "the first wave is done",
         hold=0,  # the second wave does not get any further
     )
     called = killed.called()
     killed.resume()
-    assert written(killed) == undisturbed(tmp_path / "streamed", "rebatch", "streaming")
+    assert sink_contents(killed) == undisturbed(tmp_path / "streamed", "rebatch", "streaming")
     assert killed.called() >= called
 
 
 def test_a_mode_that_changes_on_the_way(tmp_path: Path) -> None:
-    """What is spooled belongs to the units of the run that spooled it, whatever the plan would be now."""
+    """Spooled results belong to the units of the run that spooled them, also if a new plan has other units."""
     killed = job(tmp_path / "run", "rebatch", "streaming")
     killed.committed()
     killed.dies("wave:1", resume=str(killed.run_dir), mode="sequential")
@@ -90,7 +94,7 @@ def test_a_mode_that_changes_on_the_way(tmp_path: Path) -> None:
     killed.dies("wave:2", resume=str(killed.run_dir))
     assert waves_done(killed) == 2, "the end is near"
     killed.resume()
-    assert written(killed) == undisturbed(tmp_path / "streamed", "rebatch", "streaming")
+    assert sink_contents(killed) == undisturbed(tmp_path / "streamed", "rebatch", "streaming")
 
 
 def test_a_spool_that_is_gone_is_made_again(tmp_path: Path) -> None:
@@ -102,15 +106,15 @@ def test_a_spool_that_is_gone_is_made_again(tmp_path: Path) -> None:
         path.unlink()
         break
     assert "computed again" in killed.resume()
-    assert written(killed) == undisturbed(tmp_path / "streamed", "rebatch", "streaming")
+    assert sink_contents(killed) == undisturbed(tmp_path / "streamed", "rebatch", "streaming")
 
 
 def test_other_names_are_refused_when_something_is_spooled_for_the_old_ones(tmp_path: Path) -> None:
     killed = job(tmp_path / "run", "rebatch", "sequential")
     killed.dies("wave:1")
     assert waves_done(killed) == 1, "something is spooled"
-    said = killed.refused(resume=str(killed.run_dir), pipeline="renamed")
-    assert "DT389" in said
-    assert "fan2" in said
+    error = killed.refused(resume=str(killed.run_dir), pipeline="renamed")
+    assert "DT389" in error
+    assert "fan2" in error
     killed.resume()
-    assert written(killed) == undisturbed(tmp_path / "streamed", "rebatch", "streaming")
+    assert sink_contents(killed) == undisturbed(tmp_path / "streamed", "rebatch", "streaming")

@@ -1,4 +1,4 @@
-"""What would placement do if it looked at everything anew each time? Written from the definitions in plain loops,
+"""Reference placement that computes everything again at each step. Written from the definitions in plain loops,
 without the code under test: only its values (Cluster, Shape, Seat) are shared."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class State(NamedTuple):
         return self == untouched(self.node)
 
     @property
-    def nobody_computes(self) -> bool:
+    def computes_nothing(self) -> bool:
         return all(card[:2] == full[:2] for card, full in zip(self.cards, untouched(self.node).cards, strict=True))
 
 
@@ -60,7 +60,7 @@ def untouched(node: Node) -> State:
 
 
 def minus(state: State, seat: Seat) -> State:
-    """The state once somebody sits there; fails where a resource would go negative."""
+    """State with this seat taken; fails where a resource would become negative."""
     custom = dict(state.custom)
     for name, amount in seat.custom:
         custom[name] = custom.get(name, 0) - amount
@@ -90,7 +90,7 @@ def states_of(cluster: Cluster, seats: Iterable[Seat]) -> list[State]:
 
 
 def states_of_ledger(cluster: Cluster, free: Sequence[FreeResources]) -> list[State]:
-    """What a ledger says, as plain values."""
+    """States of a ledger as plain values."""
     return [
         State(
             node,
@@ -125,7 +125,7 @@ def ways(shape: Shape, state: State) -> tuple[Way, ...]:
 
 
 def _dealt(shape: Shape, state: State, chosen: tuple[int, ...]) -> Way | None:
-    """What the shape takes of these cards; codecs are dealt from the first card on. None: it cannot sit there."""
+    """Shares of these cards for a shape; codecs are dealt from the first card on. None: it does not fit."""
     nvdecs, nvencs, shares = shape.nvdecs, shape.nvencs, []
     for index in chosen:
         share = _share(shape, state, index, nvdecs, nvencs)
@@ -142,7 +142,7 @@ def _share(shape: Shape, state: State, index: int, nvdecs: int, nvencs: int) -> 
         return None
     if gpu.memory_bytes < shape.gpu_memory_bytes:
         return None
-    nobody_computes = card.milli == 1000 and card.memory_bytes == gpu.memory_bytes
+    computes_nothing = card.milli == 1000 and card.memory_bytes == gpu.memory_bytes
     match shape.kind:
         case ShapeKind.CODEC:
             return CardShare(index, 0, 0, min(nvdecs, card.nvdecs), min(nvencs, card.nvencs))
@@ -151,9 +151,9 @@ def _share(shape: Shape, state: State, index: int, nvdecs: int, nvencs: int) -> 
             if milli > card.milli or memory_bytes > card.memory_bytes:
                 return None
             return CardShare(index, milli, memory_bytes, min(nvdecs, card.nvdecs), min(nvencs, card.nvencs))
-        case ShapeKind.WHOLE_NUMBERED_GPU if nobody_computes:
+        case ShapeKind.WHOLE_NUMBERED_GPU if computes_nothing:
             return CardShare(index, 1000, gpu.memory_bytes, min(nvdecs, card.nvdecs), min(nvencs, card.nvencs))
-        case ShapeKind.ENTIRE_GPU if nobody_computes and (card.nvdecs, card.nvencs) == (gpu.nvdecs, gpu.nvencs):
+        case ShapeKind.ENTIRE_GPU if computes_nothing and (card.nvdecs, card.nvencs) == (gpu.nvdecs, gpu.nvencs):
             return CardShare(index, 1000, gpu.memory_bytes, gpu.nvdecs, gpu.nvencs)
     return None
 
@@ -232,7 +232,7 @@ def fragmentation_rule(classes: Classes) -> Rule:
 
 def _ways_to_try(shape: Shape, state: State) -> tuple[Way, ...]:
     """A share tries every card with room; whole cards are the lowest that will do."""
-    assert not adds_up_codecs(shape), "which cards that takes is told by Fit alone"
+    assert not adds_up_codecs(shape), "only Fit decides which cards that takes"
     found = ways(shape, state)
     return found if shape.kind in (ShapeKind.FRACTIONAL_GPU, ShapeKind.CODEC) else found[:1]
 
@@ -267,7 +267,7 @@ def pick(shape: Shape, states: Sequence[State], rule: Rule) -> Pick | None:
 
 
 def seats_of(shape: Shape, states: Sequence[State], rule: Rule) -> tuple[Seat, ...] | None:
-    """Where a rescan seats one more worker that is no gang."""
+    """Seats that a rescan chooses for one more worker that is no gang."""
     found = pick(shape, states, rule)
     return None if found is None else (seat_of(shape, states[found.position].node.name, found.way),)
 
@@ -285,8 +285,8 @@ def room_for(shape: Shape, state: State, most: int) -> int:
 
 
 def gang_on_one_node(shape: Shape, states: Sequence[State], rule: Rule) -> tuple[Seat, ...] | None:
-    """Where a rescan seats all ranks on one node, each where it is best after those before it: the highest mean score
-    (rounded down) wins, the first node on ties."""
+    """Seats that a rescan chooses for all ranks on one node, each in the best place after the ranks before it: the
+    highest mean score (rounded down) wins, the first node on ties."""
     rank = replace(shape, ranks=1)
     best: tuple[int, tuple[Seat, ...]] | None = None
     for state in states:

@@ -1,4 +1,4 @@
-"""Which small pipelines are worth planning, and what does trying everything say of them?"""
+"""Small random pipelines, and their optimal plans by exhaustive search."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def tiny_pipelines(draw: st.DrawFn, *, single: bool = False) -> dt.Pipeline:
 
 
 def all_fit(shapes: Sequence[Shape], counts: Sequence[int], cluster: dt.Cluster) -> bool:
-    """Whether so many workers of each fit together: by trying every way, on nodes whose cards are alike."""
+    """Whether these numbers of workers fit together: tries every assignment, on nodes with equal cards."""
     fits = [Fit(shape) for shape in shapes]
 
     @cache

@@ -91,9 +91,9 @@ def snapshots(draw: st.DrawFn, *, plain: bool = False, calm: bool = False) -> Sn
     return Snapshot(cluster, mine, tuple(workers), horizon_s=draw(st.sampled_from((60.0, 600.0, 1e5))))
 
 
-def carried_out(snapshot: Snapshot, result: Replan, standing: WorkerPhase = WorkerPhase.READY) -> Snapshot:
-    """The pipeline once all who stop or drain are gone and all who start are there. Fails where somebody cannot be
-    seated, or somebody is stopped who is not there."""
+def apply_replan(snapshot: Snapshot, result: Replan, standing: WorkerPhase = WorkerPhase.READY) -> Snapshot:
+    """Snapshot after the replan: stopped and draining workers are gone, started ones are ready. Fails if a worker has
+    no seat, or if the replan stops a worker that does not exist."""
     stops = {stop.worker for stop in result.stops}
     assert len(stops) == len(result.stops)
     by_number = {worker.worker: worker for worker in snapshot.workers}
@@ -114,20 +114,20 @@ def carried_out(snapshot: Snapshot, result: Replan, standing: WorkerPhase = Work
     return replace(snapshot, workers=workers)
 
 
-def counted(snapshot: Snapshot) -> dict[str, int]:
+def worker_counts(snapshot: Snapshot) -> dict[str, int]:
     return {unit.name: sum(worker.unit == unit.name for worker in snapshot.workers) for unit in snapshot.units}
 
 
-def planned(cluster: Cluster, mine: tuple[UnitSnapshot, ...]) -> Snapshot:
+def plan_from_empty(cluster: Cluster, mine: tuple[UnitSnapshot, ...]) -> Snapshot:
     """The pipeline as a replan from empty starts it."""
     empty = Snapshot(cluster, mine, ())
-    return carried_out(empty, replan(empty))
+    return apply_replan(empty, replan(empty))
 
 
-def alone(cluster: Cluster, of: Shape) -> int:
-    """How many such workers fit on the cluster if nobody else is there, each within one node."""
+def max_workers(cluster: Cluster, of: Shape) -> int:
+    """Number of workers of this shape that fit on the empty cluster, each within one node."""
     filler = NodeFiller(of)
     return sum(filler.capacity(free) // of.ranks * len(nodes) for free, nodes in group_nodes(Ledger(cluster)).items())
 
 
-__all__ = ["ReplanRules", "alone", "carried_out", "counted", "planned", "shape", "snapshots"]
+__all__ = ["ReplanRules", "apply_replan", "max_workers", "plan_from_empty", "shape", "snapshots", "worker_counts"]

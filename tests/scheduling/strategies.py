@@ -161,7 +161,7 @@ def gangs(of: st.SearchStrategy[Resources] | None = None, most_ranks: int = 8) -
 
 
 def expected(of: st.SearchStrategy[Shape] | None = None) -> st.SearchStrategy[list[tuple[Shape, int]]]:
-    """What a Workload is made of: shapes and how often each is expected."""
+    """Input of a Workload: shapes and their expected numbers."""
     shape = st.one_of(shapes(), shapes(), gangs(most_ranks=3)) if of is None else of
     return st.lists(st.tuples(shape, st.integers(0, 5)), max_size=6)
 
@@ -171,5 +171,5 @@ Step = tuple[str, int]
 
 
 def steps(most: int = 30) -> st.SearchStrategy[list[Step]]:
-    """What happens to a placer: a verb, and a number that says which shape, worker or seat."""
+    """Steps of a placer: a verb, and a number that selects the shape, worker or seat."""
     return st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 999)), max_size=most)

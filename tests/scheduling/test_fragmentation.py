@@ -1,4 +1,4 @@
-"""Does F say what the definition says, exactly?"""
+"""The fragmentation score F is exactly the value of its definition."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_gang_counts_once_per_rank() -> None:
 
 
 def test_one_card_with_codecs_cannot_use_a_card_whose_codecs_are_taken() -> None:
-    """Both cards are idle, one without a decoder: whoever wants one card with a decoder can use only the other."""
+    """Both cards are idle, one without a decoder: a worker that needs a card with a decoder can use only the other."""
     cluster = node_with(Gpu("L4", 24 * GB, 1, 0), Gpu("L4", 24 * GB, 1, 0))
     decoding = Seat("only", 0, 0, (CardShare(0, 0, 0, 1),))
     assert f_of(cluster, Workload({Resources(gpus=1, nvdecs=1).shape(): 1}), decoding) == 1000

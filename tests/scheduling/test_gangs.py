@@ -1,4 +1,4 @@
-"""Does a gang sit together, on the fewest nodes, or not at all?"""
+"""A gang is placed completely, on the fewest nodes, or not at all."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ranks_per_node(seats: Seats) -> list[int]:
 
 
 def whole_for(gang: Shape, state: naive.State) -> bool:
-    return state.nobody_computes if gang.computes_on_gpu else state.is_untouched
+    return state.computes_nothing if gang.computes_on_gpu else state.is_untouched
 
 
 @strategies.often
@@ -158,7 +158,7 @@ def test_a_gang_that_fits_on_no_node_takes_the_fewest_whole_nodes(scene: tuple[C
         return
     assert seats is not None
     used = Counter(seat.node for seat in seats)
-    assert set(used) <= set(rooms), "somebody was there before"
+    assert set(used) <= set(rooms), "a node was in use before"
     assert len(used) == min(len(chosen) for chosen in sets)
     each, rest = divmod(gang.ranks, len(used))
     if not rest and any(len(chosen) == len(used) and min(rooms[name] for name in chosen) >= each for chosen in sets):
@@ -257,7 +257,7 @@ def test_a_gang_given_back_leaves_its_nodes_whole_again() -> None:
 
 @pytest.mark.parametrize("states_limit", [1, 2, 200_000])
 def test_a_gang_on_cpus_finds_whole_nodes_also_after_their_states_were_forgotten(states_limit: int) -> None:
-    """Cards are compared by identity; a state that was dropped and made anew is another object."""
+    """Cards are compared by identity; a state that was dropped and created again is another object."""
     cluster = Cluster.parse("2x(4cpu, 2xL4:24GB)")
     with patch.object(free_module, "TRANSITION_CACHE_LIMIT", states_limit):
         placer = Placer(Ledger(cluster), BestFit(cluster))

@@ -1,4 +1,4 @@
-"""A plan is told with its limits, its reasons, and what more of everything would bring."""
+"""The report of a plan has its limits, its reasons, and the effect of more resources."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def video(spec: str = SPEC) -> dt.Plan:
 
 def test_the_report_contains_the_whole_plan() -> None:
     plan = video()
-    told = plan.explain()
-    assert f"bottleneck: {plan.bottleneck}" in told
-    share = re.search(r"([\d.]+) % of the bound", told)
+    report = plan.explain()
+    assert f"bottleneck: {plan.bottleneck}" in report
+    share = re.search(r"([\d.]+) % of the bound", report)
     assert share
     assert plan.rate is not None
     assert plan.bound is not None
     assert float(share[1]) == pytest.approx(100 * plan.rate / plan.bound, abs=0.05)
-    assert f"set by {plan.binding}" in told
+    assert f"set by {plan.binding}" in report
     for phase in ("manual:", "minimum:", "throughput:", "headroom"):
-        assert any(line.strip().startswith(phase) for line in told.splitlines()), phase
+        assert any(line.strip().startswith(phase) for line in report.splitlines()), phase
     for note in plan.notes:
-        assert note in told
+        assert note in report
     for name in plan.workers:
-        assert re.search(rf"^{name}( \*)? +{plan.workers[name]} ", told, re.MULTILINE)
+        assert re.search(rf"^{name}( \*)? +{plan.workers[name]} ", report, re.MULTILINE)
 
 
 def test_the_report_lists_one_more_node_gpu_and_cpu_with_the_planned_rate() -> None:
@@ -78,14 +78,14 @@ def test_one_more_of_anything_for_waves_is_never_a_loss() -> None:
 
 def test_the_report_of_a_stage_has_its_count_its_reason_and_its_seats() -> None:
     plan = video()
-    told = plan.explain("caption")
-    assert told.startswith(f"caption: {plan.workers['caption']} workers")
+    report = plan.explain("caption")
+    assert report.startswith(f"caption: {plan.workers['caption']} workers")
     per_node: dict[str, int] = {}
     for seat in plan.seats["caption"]:
         per_node[seat.node] = per_node.get(seat.node, 0) + 1
     for node, count in per_node.items():
-        assert re.search(rf"{node}: {count} on cards? ", told)
-    assert "3.5 items/s in (given)" in told
+        assert re.search(rf"{node}: {count} on cards? ", report)
+    assert "3.5 items/s in (given)" in report
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_a_stage_at_its_maximum_does_not_report_scarce_resources() -> None:
     plan = dt.plan(pipeline(stage("slow", rate=1, workers=(1, 2)), stage("fast", rate=9)), "1x(64cpu)")
     assert plan.workers["slow"] == 2
     assert plan.bottleneck == "slow"
-    told = plan.explain("slow")
-    assert "does not fit" not in told
-    assert "are short" not in told
+    report = plan.explain("slow")
+    assert "does not fit" not in report
+    assert "are short" not in report
 
 
 def test_fused_stages_share_one_report() -> None:
@@ -134,9 +134,9 @@ def test_unknown_speeds_are_shown_as_unknown_and_nothing_is_predicted_from_them(
     assert second.split()[2] == "2"
     assert legend == []
     assert headline_lines(plan)[1] == "  rate unknown: no measurement of a"
-    told = plan.explain()
-    assert "one more" not in told
-    assert "other modes" not in told
+    report = plan.explain()
+    assert "one more" not in report
+    assert "other modes" not in report
     assert "speed of one worker is unknown" in plan.explain("a")
     given = dt.plan(pipeline(stage("a", rate=3), stage("b", rate=2)), "1x(4cpu)")
     assert "unknown" not in "\n".join([*unit_table(given), given.explain()])

@@ -1,4 +1,4 @@
-"""Does a placer always pick what a look at every node would pick, and who leaves first?"""
+"""A placer chooses the seats that a search of all nodes would choose, and the worker to remove first."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ every_score = pytest.mark.parametrize("score_of", [by_fragmentation, by_best_fit
 
 
 class SideBySide:
-    """A placer, and a plain list of who sits where from which everything is counted anew at each step."""
+    """A placer beside a plain list of all seats, from which the expected result is computed again at each step."""
 
     def __init__(self, cluster: Cluster, score: Score, rule: naive.Rule) -> None:
         self.cluster = cluster
@@ -99,7 +99,7 @@ class SideBySide:
             self.workers.append(placed)
 
     def take_behind_its_back(self, shape: Shape, number: int) -> None:
-        """Somebody else sits down anywhere."""
+        """Take any free seat in the ledger, without the placer."""
         free = [(state.node.name, way) for state in self.states for way in naive.ways(shape, state)]
         if free:
             seat = naive.seat_of(shape, *free[number % len(free)])
@@ -174,15 +174,15 @@ def test_what_no_longer_holds_never_shows_even_when_the_heap_is_rebuilt(seed: in
     asked = Resources(cpus=0.5, gpus=0.25).shape()
     others = [Resources(cpus=1).shape(), Resources(cpus=2, gpus=0.25).shape(), Resources(cpus=0.5, gpus=1).shape()]
     both = SideBySide(cluster, *by_spread(cluster, []))
-    with patch.object(_NodeHeap, "_rank_all", autospec=True, side_effect=_NodeHeap._rank_all) as ranked_anew:
+    with patch.object(_NodeHeap, "_rank_all", autospec=True, side_effect=_NodeHeap._rank_all) as rerank:
         for _ in range(2000):
             verb = numbers.choice(["take behind its back", "give back behind its back"])
             both.step(verb, numbers.randrange(1000), others)
             both.step("find", 0, [asked])
-            if ranked_anew.call_count == 3:
+            if rerank.call_count == 3:
                 break
         assert both.ledger.era == 0
-        assert ranked_anew.call_count == 3, "the heap was not rebuilt twice: make this test longer"
+        assert rerank.call_count == 3, "the heap was not rebuilt twice: make this test longer"
     for _ in range(60):
         both.step("place", 0, [asked])
     assert both.placer.place(asked) is None

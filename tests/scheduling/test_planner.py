@@ -55,7 +55,7 @@ def refused(made: dt.Pipeline, cluster: dt.Cluster | str, mode: str) -> dt.Infea
 
 
 def wave_rates(plan: dt.Plan) -> list[float]:
-    """By the plan's own numbers: the slowest unit of each wave."""
+    """Rate of the slowest unit of each wave, by the plan's own numbers."""
     return [
         min(u.workers * u.rate / u.per_source for u in plan.units if u.name in names and u.per_source)
         for names in plan.waves
@@ -211,7 +211,7 @@ def applied(stages: tuple[dt.Stage, ...], spec: str, mode: str, fix: str) -> tup
     if found := re.fullmatch(r"add (\d+|a) nodes? like 1x(.*)", fix):
         return pipeline(*stages), dt.Cluster.parse(f"{spec} + {found[1].replace('a', '1')}x{found[2]}"), mode
     found = re.fullmatch(r'(workers="auto")?(?:, )?(?:gpus=([\d.]+))? for (.+)', fix)
-    assert found, f"nobody knows how to apply {fix!r}"
+    assert found, f"no rule applies the fix {fix!r}"
     changed = []
     for old in stages:
         if old.name in found[3].split(", "):
@@ -514,8 +514,8 @@ def test_use_is_the_sum_of_the_seats() -> None:
 def test_every_stage_that_fits_nowhere_is_reported_at_once_in_every_mode() -> None:
     stages = (stage("a", gpus=1), stage("b", cpus=99), stage("c", nvencs=1), stage("d", cpus=1))
     for mode in MODES:
-        told = [problem.message for problem in refused(pipeline(*stages), "1x(8cpu)", mode).problems]
-        assert [name for name in "abcd" if any(f"stage '{name}'" in line for line in told)] == ["a", "b", "c"], mode
+        messages = [problem.message for problem in refused(pipeline(*stages), "1x(8cpu)", mode).problems]
+        assert [name for name in "abcd" if any(f"stage '{name}'" in line for line in messages)] == ["a", "b", "c"], mode
 
 
 def test_items_beyond_any_number_are_a_mistake_of_the_pipeline() -> None:
@@ -529,8 +529,8 @@ def test_one_more_node_is_reported_with_the_rate_of_a_plan_on_it() -> None:
     stages = (stage("a", **fast), stage("b", **fast), stage("c", **fast), stage("d", cpus=1, gpus=1, rate=1.0))
     made = dt.plan(pipeline(*stages), "3x(8cpu, 1xL4)")
     assert made.mode == "waves"
-    told = dict(rates_with_one_more(made))
-    assert told["node (8cpu, 1xL4)"] == dt.plan(pipeline(*stages), "4x(8cpu, 1xL4)").rate
+    rates = dict(rates_with_one_more(made))
+    assert rates["node (8cpu, 1xL4)"] == dt.plan(pipeline(*stages), "4x(8cpu, 1xL4)").rate
 
 
 def test_too_many_workers_per_node_together_are_reported_with_the_sums() -> None:

@@ -19,7 +19,7 @@ from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerSn
 from dovetail.scheduling.replan.steps import ReplanRules, replan
 from dovetail.scheduling.sizing import size_units
 from scheduling.pipelines import stage
-from scheduling.replans import alone, carried_out, counted, planned, shape, snapshots
+from scheduling.replans import apply_replan, max_workers, plan_from_empty, shape, snapshots, worker_counts
 from scheduling.strategies import often
 from waiting import LONG
 
@@ -30,7 +30,7 @@ COLD = [json.loads(line) for line in (Path(__file__).parent / "data" / "cold.jso
 @given(snapshots())
 def test_a_replan_can_be_carried_out_and_predicts_the_counts(snapshot: Snapshot) -> None:
     result = replan(snapshot)
-    then = carried_out(snapshot, result)
+    then = apply_replan(snapshot, result)
     by_unit = {unit.name: unit for unit in snapshot.units}
     assert set(result.counts) == set(by_unit)
     assert all(start.reason for start in result.starts)
@@ -38,7 +38,7 @@ def test_a_replan_can_be_carried_out_and_predicts_the_counts(snapshot: Snapshot)
     assert result.reasons
     for start in result.starts:
         assert len(start.seats) == by_unit[start.unit].shape.ranks
-    for name, count in counted(then).items():
+    for name, count in worker_counts(then).items():
         assert count >= result.counts[name]
 
 
@@ -53,14 +53,14 @@ def test_the_same_snapshot_gives_the_same_replan(snapshot: Snapshot) -> None:
 @often
 @given(snapshots(plain=True, calm=True))
 def test_a_replan_of_what_a_replan_made_changes_nothing(snapshot: Snapshot) -> None:
-    then = carried_out(snapshot, replan(snapshot))
+    then = apply_replan(snapshot, replan(snapshot))
     again = replan(then)
     assert (again.starts, again.stops) == ((), ())
     assert again.rate_after == again.rate_before
 
 
 def test_a_unit_above_its_number_per_node_frees_seats_in_the_same_replan() -> None:
-    """Found by the search above: it was stopped at once, and who had none waited for the next replan."""
+    """Found by the search above: the unit without workers got its seats only in the replan after the stop."""
     has_none = UnitSnapshot("none", shape(cpus=2), 0.5, per_node=1)
     has_two = UnitSnapshot("two", shape(2, cpus=2), 0.5, per_node=1)
     seat = dt.Seat("node-0", 2000)
@@ -85,7 +85,7 @@ def test_counts_are_kept_whenever_a_plan_from_empty_keeps_them(snapshot: Snapsho
     assume(demands)
     assume(all(unit.per_node is None or unit.shape.ranks == 1 for unit in snapshot.units))
     feasible = size_units(demands, dt.Ledger(snapshot.cluster)) is not None
-    counts = counted(carried_out(snapshot, replan(snapshot)))
+    counts = worker_counts(apply_replan(snapshot, replan(snapshot)))
     for unit in snapshot.units:
         if unit.per_node is None and unit.high is not None:
             assert counts[unit.name] <= unit.high
@@ -94,13 +94,13 @@ def test_counts_are_kept_whenever_a_plan_from_empty_keeps_them(snapshot: Snapsho
 
 
 @given(snapshots(), st.integers(0, 5))
-def test_after_the_loss_of_any_node_the_others_go_on(snapshot: Snapshot, number: int) -> None:
+def test_after_the_loss_of_any_node_the_others_continue(snapshot: Snapshot, number: int) -> None:
     nodes = snapshot.cluster.nodes
     assume(len(nodes) > 1)
     lost = nodes[number % len(nodes)].name
     rest = replace(snapshot, cluster=snapshot.cluster.without([lost]))
     result = replan(rest)
-    carried_out(_without_parts(rest, lost), result)
+    apply_replan(_without_parts(rest, lost), result)
     assert all(seat.node != lost for start in result.starts for seat in start.seats)
 
 
@@ -117,7 +117,7 @@ def test_finished_units_give_everything_back(snapshot: Snapshot) -> None:
     finished = tuple(replace(unit, finished=True) for unit in snapshot.units)
     result = replan(replace(snapshot, units=finished))
     assert not result.starts
-    then = carried_out(replace(snapshot, units=finished), result)
+    then = apply_replan(replace(snapshot, units=finished), result)
     assert all(not worker.movable for worker in then.workers)
     assert all("finished" in stop.reason for stop in result.stops)
 
@@ -126,7 +126,7 @@ def test_finished_units_give_everything_back(snapshot: Snapshot) -> None:
 def test_a_new_unit_on_a_full_cluster_gets_its_worker(cpus: float, gpus: float) -> None:
     cluster = dt.Cluster.parse("2x(8cpu, 2xgpu)")
     old = (UnitSnapshot("a", shape(cpus=1), rate=1.0), UnitSnapshot("b", shape(cpus=1, gpus=0.25), rate=1.0))
-    full = planned(cluster, old)
+    full = plan_from_empty(cluster, old)
     new = UnitSnapshot("new", shape(cpus=cpus, gpus=gpus), rate=3.0)
     then = replan(replace(full, units=(*old, new)))
     assert then.counts["new"] >= 1
@@ -139,11 +139,11 @@ def test_a_higher_worker_count_on_a_full_cluster_takes_the_seats_that_help() -> 
     cluster = dt.Cluster.parse("2x(8cpu, 2xgpu)")
     shares = UnitSnapshot("shares", shape(cpus=1, gpus=0.5), rate=1.0)
     whole = UnitSnapshot("whole", shape(cpus=1, gpus=1), rate=9.0, low=1, high=1)
-    full = planned(cluster, (shares, whole))
-    assert counted(full) == {"shares": 6, "whole": 1}
+    full = plan_from_empty(cluster, (shares, whole))
+    assert worker_counts(full) == {"shares": 6, "whole": 1}
     raised = replace(full, units=(shares, replace(whole, low=2, high=2)))
     result = replan(raised)
-    assert counted(carried_out(raised, result)) == {"shares": 4, "whole": 2}
+    assert worker_counts(apply_replan(raised, result)) == {"shares": 4, "whole": 2}
     assert len(result.stops) == 2
     stopped = {stop.worker for stop in result.stops}
     assert len({w.seats[0][:1] + w.seats[0].gpus for w in full.workers if w.worker in stopped}) == 1
@@ -152,17 +152,17 @@ def test_a_higher_worker_count_on_a_full_cluster_takes_the_seats_that_help() -> 
 def test_other_workers_leave_for_a_gang_on_several_nodes() -> None:
     cluster = dt.Cluster.parse("3x(8cpu, 2xgpu)")
     shares = UnitSnapshot("shares", shape(cpus=1, gpus=0.5), rate=1.0)
-    full = planned(cluster, (shares,))
+    full = plan_from_empty(cluster, (shares,))
     gang = UnitSnapshot("gang", shape(4, cpus=1, gpus=1), rate=1.0)
     both = replace(full, units=(shares, gang))
     result = replan(both)
-    then = carried_out(both, result)
-    assert counted(then) == {"shares": 4, "gang": 1}
+    then = apply_replan(both, result)
+    assert worker_counts(then) == {"shares": 4, "gang": 1}
     assert len({seat.node for seat in result.starts[0].seats}) == 2
     again = replan(then)
     assert not again.changes
     gone = replace(then, units=(shares, replace(gang, finished=True)))
-    assert counted(carried_out(gone, replan(gone))) == {"shares": 12, "gang": 0}
+    assert worker_counts(apply_replan(gone, replan(gone))) == {"shares": 12, "gang": 0}
 
 
 @pytest.mark.parametrize("held", [2000, 3000])
@@ -195,19 +195,19 @@ def test_without_units_or_workers_nothing_is_done() -> None:
 
 def test_workers_whose_seats_no_longer_suit_are_replaced_and_one_works_meanwhile() -> None:
     cluster = dt.Cluster.parse("1x(8cpu)")
-    before = planned(cluster, (UnitSnapshot("a", shape(cpus=2), rate=1.0, high=3),))
+    before = plan_from_empty(cluster, (UnitSnapshot("a", shape(cpus=2), rate=1.0, high=3),))
     grown = replace(before, units=(UnitSnapshot("a", shape(cpus=3), rate=1.0, high=3),))
     result = replan(grown)
     assert (len(result.starts), len(result.stops)) == (2, 2)
-    then = carried_out(grown, result)
-    assert counted(then) == {"a": 3}
+    then = apply_replan(grown, result)
+    assert worker_counts(then) == {"a": 3}
     last = replan(then)
     assert (len(last.starts), len(last.stops)) == (0, 1)
 
 
 def test_workers_that_may_not_move_stay() -> None:
     cluster = dt.Cluster.parse("1x(4cpu)")
-    old = planned(cluster, (UnitSnapshot("a", shape(cpus=1), rate=1.0),))
+    old = plan_from_empty(cluster, (UnitSnapshot("a", shape(cpus=1), rate=1.0),))
     stuck = replace(old, workers=tuple(replace(worker, movable=False) for worker in old.workers))
     result = replan(replace(stuck, units=(*old.units, UnitSnapshot("b", shape(cpus=1), rate=1.0))))
     assert not result.stops
@@ -220,7 +220,7 @@ def test_a_few_percent_of_noise_rarely_change_anything() -> None:
         UnitSnapshot(f"u{number}", shape(cpus=cpus, gpus=gpus), rate=rate)
         for number, (cpus, gpus, rate) in enumerate(((2, 0, 1.3), (1, 0.25, 0.9), (1, 1, 2.1), (0.5, 0, 0.7)))
     )
-    full = planned(dt.Cluster.parse("8x(32cpu, 4xgpu)"), mine)
+    full = plan_from_empty(dt.Cluster.parse("8x(32cpu, 4xgpu)"), mine)
     changes = []
     for _ in range(20):
         noisy = tuple(replace(unit, rate=(unit.rate or 0) * chance.uniform(0.98, 1.02)) for unit in mine)
@@ -237,7 +237,7 @@ def test_a_thousand_nodes_are_replanned_within_a_second() -> None:
     mine = tuple(
         UnitSnapshot(f"s{i}", shape(cpus=cpus, gpus=gpus), rate=1.0) for i, (cpus, gpus) in enumerate(REFERENCE)
     )
-    full = planned(cluster, mine)
+    full = plan_from_empty(cluster, mine)
     shifted = replace(
         full, units=tuple(replace(u, rate=r) for u, r in zip(mine, (0.5, 2.0, 0.7, 1.6, 0.9, 1.2), strict=True))
     )
@@ -285,7 +285,7 @@ def test_drifting_speeds_are_followed_closely_and_with_few_restarts() -> None:
             mine = tuple(UnitSnapshot(f"u{i}", asked, rate=chance.uniform(0.3, 3)) for i, asked in enumerate(shapes))
             running = replace(running, units=mine)
             result = replan(running)
-            before, running = len(running.workers), carried_out(running, result)
+            before, running = len(running.workers), apply_replan(running, result)
             cold = size_units([Demand(unit.name, unit.shape, unit.rate or 1.0) for unit in mine], dt.Ledger(cluster))
             assert cold is not None
             if step:
@@ -303,7 +303,7 @@ RULES = st.builds(ReplanRules, min_gain=SHARES, close_enough=SHARES, change_cost
 @often
 @given(snapshots(), RULES)
 def test_a_replan_can_be_carried_out_with_any_thresholds(snapshot: Snapshot, rules: ReplanRules) -> None:
-    carried_out(snapshot, replan(snapshot, rules))
+    apply_replan(snapshot, replan(snapshot, rules))
 
 
 @given(snapshots(), st.sampled_from((0.0, 1e-9, 1e12)), st.sampled_from((0.0, 1e-12, 1e12)))
@@ -316,7 +316,7 @@ def test_odd_numbers_do_no_harm(snapshot: Snapshot, number: float, horizon_s: fl
         else replace(unit, rate=1e-9, per_source=number, low=0, confidence=0.0, setup_s=1e12)
         for i, unit in enumerate(snapshot.units)
     )
-    carried_out(replace(snapshot, units=odd), replan(replace(snapshot, units=odd, horizon_s=horizon_s)))
+    apply_replan(replace(snapshot, units=odd), replan(replace(snapshot, units=odd, horizon_s=horizon_s)))
 
 
 @given(snapshots(plain=True))
@@ -324,4 +324,6 @@ def test_no_unit_gets_more_than_fits(snapshot: Snapshot) -> None:
     result = replan(snapshot)
     for unit in snapshot.units:
         if unit.shape.ranks == 1:
-            assert result.counts[unit.name] <= max(alone(snapshot.cluster, unit.shape), counted(snapshot)[unit.name])
+            assert result.counts[unit.name] <= max(
+                max_workers(snapshot.cluster, unit.shape), worker_counts(snapshot)[unit.name]
+            )

@@ -11,7 +11,7 @@ import dovetail as dt
 from dovetail.scheduling.replan.cost_benefit import ReplanRules, rules_above_noise
 from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
 from dovetail.scheduling.replan.steps import replan
-from scheduling.replans import carried_out, counted, planned, shape
+from scheduling.replans import apply_replan, plan_from_empty, shape, worker_counts
 
 if TYPE_CHECKING:
     from dovetail.resources.seat import CardShare
@@ -90,9 +90,9 @@ def test_an_unmeasured_unit_begins_with_one_worker_and_grows_by_one_when_all_are
     assert first.counts["new"] == 1
     measured = replace(snapshot, units=(snapshot.units[0], replace(new, rate=1.0)))
     assert replan(measured).counts["new"] > 1
-    starting = carried_out(snapshot, first, WorkerPhase.STARTING)
+    starting = apply_replan(snapshot, first, WorkerPhase.STARTING)
     assert replan(starting).counts["new"] == 1
-    ready = carried_out(snapshot, first)
+    ready = apply_replan(snapshot, first)
     assert replan(ready).counts["new"] == 2
     calm = replace(ready, units=(ready.units[0], replace(new, backlogged=False)))
     assert replan(calm).counts["new"] == 1
@@ -235,11 +235,11 @@ def test_workers_above_the_maximum_of_a_unit_are_stopped(low: int) -> None:
 def test_a_unit_with_workers_per_node_has_them_on_every_node_including_new_ones() -> None:
     unit = UnitSnapshot("watch", CPU, rate=9.0, per_node=1)
     other = UnitSnapshot("other", CPU, rate=1.0)
-    full = planned(dt.Cluster.parse("2x(4cpu)"), (unit, other))
-    assert counted(full) == {"watch": 2, "other": 6}
+    full = plan_from_empty(dt.Cluster.parse("2x(4cpu)"), (unit, other))
+    assert worker_counts(full) == {"watch": 2, "other": 6}
     more = replace(full, cluster=dt.Cluster.parse("3x(4cpu)"))
     result = replan(more)
-    assert counted(carried_out(more, result)) == {"watch": 3, "other": 9}
+    assert worker_counts(apply_replan(more, result)) == {"watch": 3, "other": 9}
     assert not result.stops
 
 

@@ -1,4 +1,4 @@
-"""Does the work per placement stay the same when the cluster grows?"""
+"""The work per placement does not grow with the cluster."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NODE = "(128cpu, 8xL40S:48GB)"
 
 
 class Counted:
-    """A score that counts how often a node is looked at."""
+    """A score that counts how often it ranks a node."""
 
     def __init__(self, score: Score) -> None:
         self.score = score
-        self.looks = 0
+        self.rankings = 0
 
     def ranker(self, shape: Shape) -> Ranker:
         return _CountedRanker(self, self.score.ranker(shape))
@@ -50,7 +50,7 @@ class _CountedRanker:
         self.fit: Fit = ranker.fit
 
     def best(self, free: FreeResources) -> SeatChoice | None:
-        self.counted.looks += 1
+        self.counted.rankings += 1
         return self.inner.best(free)
 
 
@@ -60,51 +60,51 @@ def placer_on(cluster: Cluster, score: Score | None = None) -> tuple[Placer, Cou
 
 
 @pytest.mark.parametrize("nodes", [50, 2000])
-def test_one_stage_looks_at_one_node_per_placement_however_many_there_are(nodes: int) -> None:
+def test_one_stage_ranks_one_node_per_placement_whatever_their_number(nodes: int) -> None:
     placer, counted = placer_on(Cluster.parse(f"{nodes}x{NODE}"))
     assert placer.place(STAGES[1]) is not None
-    assert counted.looks == 1, "all nodes are alike"
+    assert counted.rankings == 1, "all nodes are alike"
     for number in range(1, 200):
         assert placer.place(STAGES[1]) is not None
-        assert counted.looks <= 1 + number
+        assert counted.rankings <= 1 + number
 
 
 @pytest.mark.parametrize("nodes", [50, 2000])
 @pytest.mark.parametrize("packs", [True, False])
-def test_several_stages_look_once_each_at_a_node_that_changed(nodes: int, packs: bool) -> None:
+def test_each_of_several_stages_ranks_a_changed_node_once(nodes: int, packs: bool) -> None:
     cluster = Cluster.parse(f"{nodes}x{NODE}")
     placer, counted = placer_on(cluster, None if packs else Spread(cluster))
     for shape in STAGES:
         assert placer.find(shape) is not None
-    assert counted.looks == len(STAGES)
-    before, placed = counted.looks, 0
+    assert counted.rankings == len(STAGES)
+    before, placed = counted.rankings, 0
     for _ in range(10):
         for shape in STAGES:
             assert placer.place(shape) is not None
             placed += 1
-    assert counted.looks - before <= len(STAGES) * placed
+    assert counted.rankings - before <= len(STAGES) * placed
 
 
 @pytest.mark.parametrize("nodes", [50, 2000])
-def test_a_worker_that_leaves_costs_one_look_too(nodes: int) -> None:
+def test_a_removed_worker_costs_one_ranking(nodes: int) -> None:
     placer, counted = placer_on(Cluster.parse(f"{nodes}x{NODE}"))
     workers = placer.fill(STAGES[2], 100)
     assert len(workers) == 100
     placer.find(STAGES[2])
-    before = counted.looks
+    before = counted.rankings
     for seats in workers:
         placer.give_back(seats)
         placer.find(STAGES[2])
-    assert counted.looks - before == 100
+    assert counted.rankings - before == 100
 
 
 @pytest.mark.parametrize("nodes", [50, 2000])
-def test_asking_again_when_nothing_changed_looks_at_nothing(nodes: int) -> None:
+def test_a_repeated_request_without_changes_ranks_no_node(nodes: int) -> None:
     placer, counted = placer_on(Cluster.parse(f"{nodes}x{NODE}"))
     for _ in range(20):
         placer.find(STAGES[3])
         placer.fitting_positions(STAGES[3])
-    assert counted.looks == 1
+    assert counted.rankings == 1
 
 
 @pytest.mark.parametrize("nodes", [50, 2000])
@@ -112,25 +112,25 @@ def test_a_full_cluster_is_not_ranked_repeatedly(nodes: int) -> None:
     placer, counted = placer_on(Cluster.parse(f"{nodes}x(2cpu)"))
     shape = Resources(cpus=2).shape()
     assert len(placer.fill(shape, nodes + 1)) == nodes
-    before = counted.looks
+    before = counted.rankings
     assert [placer.place(shape) for _ in range(20)] == [None] * 20
-    assert counted.looks == before
+    assert counted.rankings == before
 
 
-def test_the_first_ranking_looks_once_at_each_distinct_state() -> None:
+def test_the_first_ranking_ranks_each_distinct_state_once() -> None:
     cluster = Cluster.parse(
         f"40x{NODE} + 40x(128cpu, 4xL40S:48GB) + 20x{NODE}{{pool=a}} + 1x(64cpu) + 40x{NODE} + 40x(128cpu, 4xL40S:48GB)"
     )
     placer, counted = placer_on(cluster)
     placer.find(STAGES[0])
-    assert counted.looks == 4
+    assert counted.rankings == 4
     spread = Placer(placer.ledger, Spread(cluster))
     seats = [seats[0] for shape in STAGES for seats in spread.fill(shape, 70)]
     states = {state.without_name for state in naive.states_of(cluster, seats)}
     assert len(states) > 6
-    before = counted.looks
+    before = counted.rankings
     placer.find(STAGES[4])
-    assert counted.looks - before == len(states)
+    assert counted.rankings - before == len(states)
 
 
 def test_the_reference_problem_on_1024_nodes_takes_less_than_two_cpu_seconds() -> None:

@@ -60,7 +60,7 @@ class StepLog(LedgerCheck):
 
 
 @dataclass
-class Rig:
+class SimulatedRun:
     """A simulated run that has ended, with all its steps and deliveries."""
 
     stream: StreamController
@@ -128,7 +128,7 @@ def simulate_stages(
     source: Mapping[str, Any] | None = None,
     limit_s: float = 50_000.0,
     world: Mapping[str, Any] | None = None,
-) -> Rig:
+) -> SimulatedRun:
     """Plan the stages, simulate the run to its end, and return everything about it."""
     there = dt.Cluster.of(cluster) if isinstance(cluster, str) else cluster
     pipeline = dt.Pipeline(list(stages))
@@ -144,7 +144,7 @@ def simulate_stages(
     if dropped:
         raise dropped[0][1]
     assert engine.workers == 0
-    return Rig(stream, engine, data, log)
+    return SimulatedRun(stream, engine, data, log)
 
 
 def assert_no_idle_worker(stream: StreamController) -> None:

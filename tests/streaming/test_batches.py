@@ -17,7 +17,7 @@ from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives
 from dovetail.streaming.settings import StreamOptions
 from dovetail.streaming.state import MIN_SAME_COUNT_CALLS
-from streaming.harness import UNTRACKED, ManualStream, Rig, numbers, of_kind, simulate_stages, stage
+from streaming.harness import UNTRACKED, ManualStream, SimulatedRun, numbers, of_kind, simulate_stages, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import Key
@@ -88,7 +88,7 @@ def test_only_the_last_batch_of_the_input_is_partial(
 def test_results_are_delivered_with_the_epoch_of_their_item(
     batch: int, items: int, fan: tuple[int, ...], epoch_batches: int, workers: int
 ) -> None:
-    """Also where a call happens to return as many items as it gets, unless all of the first calls do."""
+    """A single call that returns as many items as it gets changes nothing, unless all of the first calls do so."""
     rig = simulate_stages(
         [stage("a"), stage("b", batch_size=batch, workers=workers)],
         {
@@ -108,7 +108,7 @@ def test_results_are_delivered_with_the_epoch_of_their_item(
         assert found <= {number for first, last in ranges for number in range(first, last)}
 
 
-def seems_to_keep_counts(rig: Rig) -> bool:
+def seems_to_keep_counts(rig: SimulatedRun) -> bool:
     """Whether each of the first calls of b returned as many items as it got."""
     sent = {message.message: message for message in rig.messages("b")}
     calls = 0
@@ -121,7 +121,7 @@ def seems_to_keep_counts(rig: Rig) -> bool:
     return calls >= MIN_SAME_COUNT_CALLS
 
 
-def assert_delivered_one_by_one(rig: Rig) -> None:
+def assert_delivered_one_by_one(rig: SimulatedRun) -> None:
     """Except for the first calls of b: they could be of a function that returns two results for one item, and none for
     another."""
     calls = 0
@@ -143,7 +143,7 @@ def assert_delivered_one_by_one(rig: Rig) -> None:
 DURABLE = StreamOptions(max_epoch_s=1.0)
 
 
-def most_work_lost(rig: Rig, unit: str, wave: int, dropped: int = 0) -> float:
+def most_work_lost(rig: SimulatedRun, unit: str, wave: int, dropped: int = 0) -> float:
     """Largest number of items of a unit that were finished at some moment, and whose epoch was not delivered. Units
     before it have dropped this number of items."""
     done = {event.message: now for now, event in rig.events(BatchesDone)}

@@ -18,7 +18,7 @@ from dovetail.engines.simulated.world import Behaviour, Gives, Kills, Raises
 from dovetail.streaming.broken_worker_rule import is_suspicious
 from dovetail.streaming.health import MAX_BROKEN_BACKOFF_S, MAX_BROKEN_IN_A_ROW
 from dovetail.streaming.settings import StreamOptions
-from streaming.harness import Rig, numbers, simulate_stages, stage
+from streaming.harness import SimulatedRun, numbers, simulate_stages, stage
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 STEADY = StreamOptions(replan=False, follow_plan=True)
 
 
-def calls_of(rig: Rig, key: Key) -> int:
+def calls_of(rig: SimulatedRun, key: Key) -> int:
     """Calls that contained this item."""
     return sum(key in part_keys(message.parts) for message in rig.messages("a"))
 
 
-def simulate(behaviour: Behaviour, items: int, workers: int, options: StreamOptions = STEADY, **settings: Any) -> Rig:
+def simulate(
+    behaviour: Behaviour, items: int, workers: int, options: StreamOptions = STEADY, **settings: Any
+) -> SimulatedRun:
     return simulate_stages(
         [stage("a", workers=workers, **({"on_error": "skip", "retries": 0} | settings))],
         {"a": behaviour},
@@ -43,14 +45,14 @@ def simulate(behaviour: Behaviour, items: int, workers: int, options: StreamOpti
     )
 
 
-def run(behaviour: Behaviour, items: int, workers: int, **settings: Any) -> Rig:
+def run(behaviour: Behaviour, items: int, workers: int, **settings: Any) -> SimulatedRun:
     rig = simulate(behaviour, items, workers, **settings)
     assert rig.run_state is RunState.FINISHED, rig.error
     assert rig.out("a") + rig.failed() == numbers(items), "every item comes out or fails, once"
     return rig
 
 
-def replacements(rig: Rig, workers: int) -> int:
+def replacements(rig: SimulatedRun, workers: int) -> int:
     """Workers that were started beyond the first ones."""
     return len(rig.starts("a")) - workers
 
@@ -122,7 +124,7 @@ def test_many_neighbours_that_break_their_workers_cost_few_good_items(
 @settings(max_examples=settings().max_examples // 4)
 @given(st.integers(0, 2**32))
 def test_a_run_ends_whatever_breaks_its_workers(seed: int) -> None:
-    """Also where several slots, batches and ordinary bad rows make it unclear what broke a worker."""
+    """It ends even if slots, batches and ordinary bad rows make the cause of a broken worker unclear."""
     dice = Random(seed)
     items, workers = dice.choice([60, 200]), dice.choice([1, 2, 4])
     starts = [dice.randrange(items) for _ in range(dice.randrange(1, 4))]

@@ -130,7 +130,7 @@ def test_stealing_shortens_the_tail_and_every_stolen_message_runs_once(
     assert with_it.seconds <= without.seconds + 1e-6
 
 
-def laden(workers: int) -> tuple[ManualStream, list[RunBatches]]:
+def loaded_stream(workers: int) -> tuple[ManualStream, list[RunBatches]]:
     """A stream whose workers each have a running and a prefetched message, at the end of input."""
     manual = ManualStream.of([stage("a", workers=workers)])
     manual.begin()
@@ -142,15 +142,15 @@ def laden(workers: int) -> tuple[ManualStream, list[RunBatches]]:
     return manual, sent
 
 
-def done(message: RunBatches) -> BatchesDone:
+def done_event(message: RunBatches) -> BatchesDone:
     return BatchesDone(message.worker, message.message, [], 1.0)
 
 
 def test_all_idle_workers_steal_in_the_same_step() -> None:
-    manual, sent = laden(4)
+    manual, sent = loaded_stream(4)
     of = {number: [m for m in sent if m.worker == number] for number in {m.worker for m in sent}}
     first, second, third, fourth = of.values()
-    commands = manual.step(*map(done, first), *map(done, second))
+    commands = manual.step(*map(done_event, first), *map(done_event, second))
     taken = of_kind(commands, Cancel)
     while taken and (more := manual.step(*[BatchesReturned(c.worker, c.message) for c in taken])):
         commands += more
@@ -161,14 +161,14 @@ def test_all_idle_workers_steal_in_the_same_step() -> None:
 
 
 def test_a_message_that_cannot_be_cancelled_does_not_block_stealing_from_other_workers() -> None:
-    manual, sent = laden(3)
+    manual, sent = loaded_stream(3)
     of = {number: [m for m in sent if m.worker == number] for number in {m.worker for m in sent}}
     first, second, third = of.values()
-    commands = manual.step(*map(done, first))
+    commands = manual.step(*map(done_event, first))
     refused = of_kind(commands, Cancel)
     assert len(refused) == 1
     other = third if refused[0].worker == second[0].worker else second
-    then = manual.step(done(other[0]))
+    then = manual.step(done_event(other[0]))
     unit = manual.stream.state.units[0]
     assert len(unit.pool.by_load[0]) >= 1
     assert not of_kind(then, Cancel), "the only other one has begun its last message"
@@ -182,7 +182,7 @@ def test_nothing_is_stolen_before_the_end_of_input() -> None:
     unit.max_queued_items = 1000
     sent = of_kind(manual.items(4), RunBatches)
     mine = [message for message in sent if message.worker == sent[0].worker]
-    assert not of_kind(manual.step(*map(done, mine)), Cancel)
+    assert not of_kind(manual.step(*map(done_event, mine)), Cancel)
 
 
 def test_a_ready_worker_gets_queued_items_in_the_same_step() -> None:

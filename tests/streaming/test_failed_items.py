@@ -13,7 +13,15 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Kills, Raises
 from dovetail.streaming.settings import StreamOptions
-from streaming.harness import ManualStream, Rig, assert_no_idle_worker, numbers, of_kind, simulate_stages, stage
+from streaming.harness import (
+    ManualStream,
+    SimulatedRun,
+    assert_no_idle_worker,
+    numbers,
+    of_kind,
+    simulate_stages,
+    stage,
+)
 
 if TYPE_CHECKING:
     from dovetail.control.commands import Command
@@ -30,7 +38,7 @@ def bad_one(outcome: ItemOutcome, times: int = 99) -> Behaviour:
     return Behaviour(0.1, item=item)
 
 
-def messages_with(rig: Rig, key: Key) -> list[tuple[int, int]]:
+def messages_with(rig: SimulatedRun, key: Key) -> list[tuple[int, int]]:
     """Items and items per call of every message that contains this item."""
     return [(m.items, m.batch_size) for m in rig.messages("a") if key in part_keys(m.parts)]
 

@@ -42,7 +42,9 @@ def planned_warnings(
     pipeline = dt.Pipeline(stages)
     plan = dt.plan(pipeline, SMALL, mode=mode, profiles=profiles)
     warned = warn_of_partial_batches(plan, pipeline, ["ordered"], durable=durable)
-    assert warn_of_partial_batches(warned, pipeline, ["ordered"], durable=durable) == warned, "it is said once"
+    assert warn_of_partial_batches(warned, pipeline, ["ordered"], durable=durable) == warned, (
+        "the warning is printed once"
+    )
     assert warn_of_partial_batches(plan, pipeline, [], durable=durable) == plan, "without order, batches are full"
     return [warning for warning in warned.warnings if warning not in plan.warnings]
 
@@ -93,16 +95,16 @@ def test_a_function_that_is_called_with_items_needs_no_full_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "told"),
+    ("rate", "expected"),
     [
         (1000.0, "(about 1.0 s of input, which a resume repeats)"),
         (2.0, "(about 8.0 s of input, which a resume repeats)"),
         (None, "(about 1.0 s of input, or some batches if those take longer, which a resume repeats)"),
     ],
 )
-def test_the_warning_says_how_much_a_resume_repeats_as_far_as_it_is_known(rate: float | None, told: str) -> None:
+def test_the_warning_says_how_much_a_resume_repeats_as_far_as_it_is_known(rate: float | None, expected: str) -> None:
     stages = [stage("keep", rate=5000.0, returns=0.5), stage("batch", rate=rate, batch_size=4, workers=1)]
-    assert told in planned_warnings(stages)[0]
+    assert expected in planned_warnings(stages)[0]
     assert "resume" not in planned_warnings(stages, durable=False)[0]
 
 

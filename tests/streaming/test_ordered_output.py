@@ -21,7 +21,7 @@ from dovetail.engines.simulated.world import (
     Slow,
 )
 from dovetail.streaming.settings import StreamOptions
-from streaming.harness import Rig, numbers, simulate_stages, stage
+from streaming.harness import SimulatedRun, numbers, simulate_stages, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import ItemOutcome, Key
@@ -31,7 +31,7 @@ SHORT_EPOCHS = StreamOptions(ordered=True, target_epoch_batches=1, target_epoch_
 SOURCE = {"segment_items": 3}
 
 
-def in_order(rig: Rig) -> None:
+def in_order(rig: SimulatedRun) -> None:
     firsts = [deliver.first for deliver in rig.all(Deliver)]
     assert firsts == sorted(firsts)
     reached = 0

@@ -17,7 +17,7 @@ from dovetail.engines.simulated.world import Behaviour, Gives, OutOfMemory
 from dovetail.streaming.dispatch import _dispatch_suspects
 from dovetail.streaming.settings import StreamOptions
 from dovetail.streaming.worker_pool import Suspect
-from streaming.harness import ManualStream, Rig, numbers, of_kind, simulate_stages, stage
+from streaming.harness import ManualStream, SimulatedRun, numbers, of_kind, simulate_stages, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import ItemOutcome, Key
@@ -31,7 +31,7 @@ def one_gb(**settings: object) -> dt.Stage:
     return stage("a", resources=dt.Resources(cpus=1, memory="1GB"), **settings)
 
 
-def memory_of_workers(rig: Rig) -> list[int]:
+def memory_of_workers(rig: SimulatedRun) -> list[int]:
     return [start.seats[0].memory_bytes for _, start in rig.starts("a")]
 
 

@@ -12,7 +12,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, PostEvent, ScriptedEvent
 from dovetail.streaming.settings import StreamOptions
-from streaming.harness import ManualStream, Rig, numbers, of_kind, simulate_stages, stage
+from streaming.harness import ManualStream, SimulatedRun, numbers, of_kind, simulate_stages, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import Key
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SERVING = StreamOptions(serving=True, eager=True, target_epoch_s=5.0, max_wait_s=0.2, replan=False, follow_plan=True)
 
 
-def latencies(rig: Rig, leaf: str) -> dict[Key, float]:
+def latencies(rig: SimulatedRun, leaf: str) -> dict[Key, float]:
     """Seconds from the arrival of an item to the delivery of its result."""
     came = {
         key: now
@@ -34,7 +34,7 @@ def latencies(rig: Rig, leaf: str) -> dict[Key, float]:
     return found
 
 
-def serve(options: StreamOptions, *, rate: float = 4.0, until: float = 60.0) -> Rig:
+def serve(options: StreamOptions, *, rate: float = 4.0, until: float = 60.0) -> SimulatedRun:
     return simulate_stages(
         [stage("a", workers=1), stage("b", batch_size=10, workers=1)],
         {"a": Behaviour(0.01), "b": Behaviour(0.01)},

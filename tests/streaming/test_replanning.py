@@ -12,7 +12,7 @@ from dovetail.control.events import PinWorkers
 from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.world import Behaviour, KillWorker, Lognormal, PostEvent, ScriptedEvent, SlowDown
 from dovetail.streaming.settings import StreamOptions
-from streaming.harness import UNTRACKED, Rig, assert_no_idle_worker, numbers, simulate_stages, stage
+from streaming.harness import UNTRACKED, SimulatedRun, assert_no_idle_worker, numbers, simulate_stages, stage
 from waiting import LONG
 
 if TYPE_CHECKING:
@@ -94,17 +94,19 @@ def test_pinned_counts_are_kept_at_any_measured_rate() -> None:
     assert most == {"quick": 4, "slow": 2, "few": 3}
 
 
-def gpu_run(setup_s: float) -> Rig:
+def gpu_run(setup_s: float) -> SimulatedRun:
     """Two workers of a GPU stage. For 20 s the stage before it produces almost nothing and could use their CPUs; events
     request replans meanwhile."""
     begin = 150.3
-    looks = tuple(ScriptedEvent(begin + after, PostEvent(PinWorkers("cpu", None))) for after in (6.0, 12.0, 18.0))
+    replan_requests = tuple(
+        ScriptedEvent(begin + after, PostEvent(PinWorkers("cpu", None))) for after in (6.0, 12.0, 18.0)
+    )
     return simulate_stages(
         [stage("cpu"), stage("gpu", resources=dt.Resources(cpus=4, gpus=1))],
         {"cpu": Behaviour(1.0), "gpu": Behaviour(0.25, setup_s=setup_s)},
         6000,
         cluster="1x(16cpu, 64GB, 2xL40S:48GB)",
-        script=(ScriptedEvent(begin, SlowDown("cpu", 20.0, begin + 20.0)), *looks),
+        script=(ScriptedEvent(begin, SlowDown("cpu", 20.0, begin + 20.0)), *replan_requests),
         world=UNTRACKED,
     )
 
@@ -130,7 +132,7 @@ def test_a_pause_of_the_source_stops_no_worker() -> None:
     assert rig.run_state is RunState.FINISHED
 
 
-def cold_start(whole: dt.Resources) -> tuple[Rig, Ready]:
+def cold_start(whole: dt.Resources) -> tuple[SimulatedRun, Ready]:
     """Workers with half a GPU that take a minute per item and are backlogged, and a second stage."""
     ready = Ready()
     rig = simulate_stages(
@@ -157,7 +159,7 @@ def test_workers_with_a_gpu_share_leave_the_last_whole_card_until_rates_are_meas
     assert freely.at(55)["share"] == 6
 
 
-def quarters_and_wholes() -> Rig:
+def quarters_and_wholes() -> SimulatedRun:
     """Unknown rates; workers with a quarter of either of two GPUs, and a stage that needs a whole GPU and the CPUs
     beside it."""
     return simulate_stages(
@@ -284,7 +286,7 @@ def test_heavy_tails_move_few_workers(straggle: tuple[float, float], setup_s: fl
     assert len(late) <= items / 600
 
 
-def slow_source() -> Rig:
+def slow_source() -> SimulatedRun:
     return simulate_stages(
         [stage("a"), stage("b"), stage("c", resources=dt.Resources(gpus=1))],
         {"a": Behaviour(0.5, setup_s=5.0), "b": Behaviour(2.0, setup_s=5.0), "c": Behaviour(0.8, setup_s=30.0)},

@@ -39,7 +39,7 @@ def cpus(count: int, node: str = "node-0") -> CapacityReserved:
     return CapacityReserved((Seat(node, 1000 * count),))
 
 
-def held(stream: StreamController) -> Amounts:
+def held_amounts(stream: StreamController) -> Amounts:
     return sum_seats(seat for worker in stream.state.workers.values() for seat in worker.seats)
 
 
@@ -59,31 +59,47 @@ def test_sums_and_differences_are_exact(one: Amounts, other: Amounts) -> None:
     assert fits_within(one, add_amounts(one, other))
 
 
-# --- who goes
+# --- workers that are stopped
 
 
-def sitting(number: int, unit: str, milli: int = 1000) -> StayingWorker:
+def staying_worker(number: int, unit: str, milli: int = 1000) -> StayingWorker:
     return StayingWorker(number, unit, {("n", -1, "cpu_milli"): milli})
 
 
 def test_the_newest_worker_of_the_unit_with_the_largest_surplus_is_stopped_first() -> None:
-    staying = [sitting(1, "a"), sitting(2, "a"), sitting(3, "b"), sitting(4, "b"), sitting(5, "b"), sitting(6, "a")]
+    staying = [
+        staying_worker(1, "a"),
+        staying_worker(2, "a"),
+        staying_worker(3, "b"),
+        staying_worker(4, "b"),
+        staying_worker(5, "b"),
+        staying_worker(6, "a"),
+    ]
     assert select_released(staying, {"a": 1, "b": 2}, {("n", -1, "cpu_milli"): 1}) == [6]
     assert select_released(staying, {"a": 1, "b": 1}, {("n", -1, "cpu_milli"): 1500}) == [6, 5]
 
 
 def test_one_large_worker_is_stopped_instead_of_many_small_ones() -> None:
-    staying = [*[sitting(number, "small") for number in range(8)], sitting(8, "large", 4000), sitting(9, "large", 4000)]
+    staying = [
+        *[staying_worker(number, "small") for number in range(8)],
+        staying_worker(8, "large", 4000),
+        staying_worker(9, "large", 4000),
+    ]
     assert select_released(staying, {"small": 1, "large": 1}, {("n", -1, "cpu_milli"): 4000}) == [9]
 
 
 def test_the_last_worker_of_a_unit_stays_on_reserved_capacity() -> None:
-    staying = [sitting(1, "a"), sitting(2, "b")]
+    staying = [staying_worker(1, "a"), staying_worker(2, "b")]
     assert select_released(staying, {"a": 1, "b": 1}, {("n", -1, "cpu_milli"): 2000}) == []
 
 
 def test_the_minimum_count_of_a_unit_is_given_up_last() -> None:
-    staying = [sitting(1, "pinned"), sitting(2, "pinned"), sitting(3, "free"), sitting(4, "free")]
+    staying = [
+        staying_worker(1, "pinned"),
+        staying_worker(2, "pinned"),
+        staying_worker(3, "free"),
+        staying_worker(4, "free"),
+    ]
     lows = {"pinned": 2, "free": 1}
     assert select_released(staying, lows, {("n", -1, "cpu_milli"): 1000}) == [4]
     assert select_released(staying, lows, {("n", -1, "cpu_milli"): 2000}) == [4, 2]
@@ -262,7 +278,9 @@ def test_random_reservations_are_respected_and_lose_no_items(
     def look(stream: StreamController) -> None:
         assert_no_idle_worker(stream)
         capacity = cluster_capacity(stream.fleet.cluster)
-        over = subtract_amounts(add_amounts(held(stream), min_amounts(sum_seats(last.seats), capacity)), capacity)
+        over = subtract_amounts(
+            add_amounts(held_amounts(stream), min_amounts(sum_seats(last.seats), capacity)), capacity
+        )
         on_it = [w for w in stream.state.workers.values() if not over.keys().isdisjoint(sum_seats(w.seats))]
         minimum = all(len(stream.state.units_by_name[worker.unit].workers) == 1 for worker in on_it)
         seen.append((stream.state.now, minimum, len(stream.state.workers)))

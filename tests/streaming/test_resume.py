@@ -16,7 +16,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Lognormal, PostEvent, Raises, ScriptedEvent
 from dovetail.streaming.settings import StreamOptions
-from streaming.harness import Rig, numbers, simulate_stages, stage
+from streaming.harness import SimulatedRun, numbers, simulate_stages, stage
 from streaming.random_runs import random_case, run
 from waiting import LONG
 
@@ -43,7 +43,7 @@ SHAPES: dict[str, tuple[list[dt.Stage], str]] = {
 UNEVEN = Behaviour(0.2, spread=Lognormal(1.0), item=lambda key, _: Gives(key[0] % 3))
 
 
-def once(shape: str, *, resume: Sequence[Deliver] = (), **more: Any) -> Rig:
+def run_once(shape: str, *, resume: Sequence[Deliver] = (), **more: Any) -> SimulatedRun:
     stages, mode = SHAPES[shape]
     names = [each.name for each in stages]
     return simulate_stages(
@@ -69,39 +69,39 @@ def out_of(log: Sequence[Deliver]) -> Counter[tuple[str, Key]]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_prefix_of_the_commit_log_can_be_completed(shape: str) -> None:
-    whole = once(shape)
+    whole = run_once(shape)
     everything = out_of(whole.data.log)
     entries = len(whole.data.log)
     assert entries >= 5
     for upto in {*range(0, entries, 1 if LONG else 3), entries}:
-        rest = once(shape, resume=whole.data.log[:upto])
+        rest = run_once(shape, resume=whole.data.log[:upto])
         assert rest.run_state is RunState.FINISHED
         assert out_of(whole.data.log[:upto]) + out_of(rest.data.log) == everything
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_run_may_be_interrupted_and_resumed_several_times(shape: str) -> None:
-    everything = out_of(once(shape).data.log)
+    everything = out_of(run_once(shape).data.log)
     random = Random(shape)
     log: list[Deliver] = []
     for _ in range(6):
-        rig = once(shape, resume=log, script=(ScriptedEvent(random.uniform(1.0, 6.0), PostEvent(CancelRun())),))
+        rig = run_once(shape, resume=log, script=(ScriptedEvent(random.uniform(1.0, 6.0), PostEvent(CancelRun())),))
         log += rig.data.log
-    log += once(shape, resume=log).data.log
+    log += run_once(shape, resume=log).data.log
     assert out_of(log) == everything
 
 
 def test_a_complete_log_leaves_nothing_to_do() -> None:
     for shape in SHAPES:
-        rest = once(shape, resume=once(shape).data.log)
+        rest = run_once(shape, resume=run_once(shape).data.log)
         assert not rest.all(RunBatches)
         assert not rest.data.log
 
 
 def test_finished_items_are_not_read_again() -> None:
-    whole = once("a line")
+    whole = run_once("a line")
     kept = whole.data.log[::2]
-    rest = once("a line", resume=kept)
+    rest = run_once("a line", resume=kept)
     done = {number for deliver in kept for first, last in deliver.ranges for number in range(first, last)}
     asked = {number for pull in rest.all(Pull) for number in range(pull.first, min(pull.first + pull.items, ITEMS))}
     assert done
@@ -109,10 +109,10 @@ def test_finished_items_are_not_read_again() -> None:
 
 
 def test_a_barrier_that_was_delivered_is_not_called_again() -> None:
-    whole = once("a barrier")
+    whole = run_once("a barrier")
     upto = next(index for index, deliver in enumerate(whole.data.log) if deliver.wave == 1) + 1
-    assert once("a barrier", resume=whole.data.log[:upto]).messages("all") == []
-    before = once("a barrier", resume=whole.data.log[: upto - 1]).messages("all")
+    assert run_once("a barrier", resume=whole.data.log[:upto]).messages("all") == []
+    before = run_once("a barrier", resume=whole.data.log[: upto - 1]).messages("all")
     assert [message.items for message in before] == [message.items for message in whole.messages("all")]
 
 

@@ -16,7 +16,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Kills, LoseNode, PostEvent, Raises, ScriptedEvent
 from dovetail.streaming.settings import StreamOptions
-from streaming.harness import Rig, numbers, simulate_stages, stage
+from streaming.harness import SimulatedRun, numbers, simulate_stages, stage
 from streaming.random_runs import random_case, run
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 THREE = [stage("a"), stage("b", batch_size=4), stage("c", batch_size=3)]
 
 
-def span(rig: Rig, unit: str) -> tuple[float, float]:
-    """From the first message of a unit to the last."""
+def span(rig: SimulatedRun, unit: str) -> tuple[float, float]:
+    """Time between the first and the last message of a unit."""
     sent = [now for now, message in rig.timed(RunBatches) if message.hosted == unit]
     return min(sent), max(sent)
 
 
-def gone_at(rig: Rig, unit: str) -> float:
+def gone_at(rig: SimulatedRun, unit: str) -> float:
     mine = {start.worker for _, start in rig.starts(unit)}
     times = [now for now, event in rig.events(WorkerStopped) if event.worker in mine]
     times += [now for now, event in rig.events(WorkerLost) if event.worker in mine]

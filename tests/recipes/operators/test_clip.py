@@ -67,7 +67,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of one colour on the left, another at the top right."""
+    """Pictures with one colour on the left and another at the top right."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("pictures")

@@ -180,7 +180,7 @@ def test_shingles_of_any_window_size_are_correct() -> None:
 
 
 def by_definition(shingles: set[bytes], permutations: int, used: int) -> list[int]:
-    """As Data-Juicer writes it, in Python's whole numbers."""
+    """Formula of Data-Juicer with Python's unlimited integers."""
     draw = np.random.RandomState(seed=42)
     prime = (1 << 61) - 1
     least = []
@@ -198,7 +198,7 @@ def test_a_signature_has_the_minimum_of_each_permutation(shingles: set[bytes]) -
 
 
 def test_values_near_the_modulus_are_exact() -> None:
-    """Of 2**64 values 64 are reduced by a lap that the quick way does not see; it must notice all of them."""
+    """The fast path misses one reduction for 64 of 2**64 values; it must detect all of them."""
     prime = (1 << 61) - 1
     edge = [lap * (prime + 1) + offset for lap in range(8) for offset in (*range(12), *range(prime - 20, prime + 1))]
     hashing = minhash.MinHash(1, len(edge), len(edge))

@@ -346,7 +346,7 @@ def test_a_bound_that_is_not_a_number_is_refused(name: str, value: object) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "said"),
+    ("name", "parameters", "message"),
     [
         ("character_repetition_filter", {"rep_len": 0}, "rep_len must be a whole number of at least 1, not 0"),
         ("word_repetition_filter", {"rep_len": 2.5}, "rep_len must be a whole number of at least 1, not 2.5"),
@@ -379,9 +379,9 @@ def test_a_bound_that_is_not_a_number_is_refused(name: str, value: object) -> No
     ],
 )
 def test_invalid_values_are_reported_when_an_operator_is_created(
-    name: str, parameters: dict[str, Any], said: str
+    name: str, parameters: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         filter_named(name, **parameters)
 
 
@@ -427,10 +427,10 @@ def test_adjacent_words_are_joined_to_groups(tmp_path: Path) -> None:
 
 def test_a_missing_list_is_reported_with_its_path_before_the_first_row(tmp_path: Path) -> None:
     operator = StopwordsFilter(stopwords_dir=str(tmp_path / "nowhere"))
-    said = f"no list of stopwords in {tmp_path / 'nowhere'}; add stopwords.json"
-    with pytest.raises(FileNotFoundError, match=re.escape(said)):
+    expected = f"no list of stopwords in {tmp_path / 'nowhere'}; add stopwords.json"
+    with pytest.raises(FileNotFoundError, match=re.escape(expected)):
         operator.setup(Worker(0, "unit"))
-    with pytest.raises(FileNotFoundError, match=re.escape(said)):
+    with pytest.raises(FileNotFoundError, match=re.escape(expected)):
         operator({"text": "a"})
     assert not (tmp_path / "nowhere").exists()
 
@@ -443,7 +443,7 @@ def test_lists_are_read_from_the_folder_of_data_juicer(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "is not JSON"),
         (["the"], "does not map languages to lists of words"),
@@ -453,9 +453,9 @@ def test_lists_are_read_from_the_folder_of_data_juicer(tmp_path: Path, monkeypat
         ({"fr": ["le"], "de": ["der"]}, "has stopwords for de, fr only"),
     ],
 )
-def test_an_invalid_list_is_reported_with_its_file(tmp_path: Path, content: object, said: str) -> None:
+def test_an_invalid_list_is_reported_with_its_file(tmp_path: Path, content: object, message: str) -> None:
     operator = StopwordsFilter(stopwords_dir=str(listing(tmp_path, content)))
-    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
         operator.setup(Worker(0, "unit"))
     assert str(tmp_path) in str(raised.value)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail.recipes.operators.support.regex import compile_pattern, expand_escapes
-from recipes.mapper_aids import changed, made, texts_of
+from recipes.mapper_aids import changed, create_mapper, texts_of
 
 ADAPTER = "run this operator through Data-Juicer: adapter: data_juicer"
 
@@ -73,7 +73,7 @@ def test_an_invalid_parameter_is_reported_when_the_mapper_is_created(
     name: str, params: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        made(name, **params)
+        create_mapper(name, **params)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_an_empty_substring_is_in_every_word() -> None:
 
 
 def test_chunks_have_copies_of_the_other_fields() -> None:
-    mapper = made("text_chunk_mapper", max_len=2, split_pattern=None)
+    mapper = create_mapper("text_chunk_mapper", max_len=2, split_pattern=None)
     given = mapper({"text": "aabb", "stats": {"list": [1]}, "id": 7})
     assert not isinstance(given, dict)
     one, other = given
@@ -127,7 +127,11 @@ def test_chunks_have_copies_of_the_other_fields() -> None:
 
 
 def test_an_empty_match_at_the_start_does_not_loop() -> None:
-    assert texts_of(made("text_chunk_mapper", max_len=3, split_pattern="^"), "abcdefgh") == ["abc", "def", "gh"]
+    assert texts_of(create_mapper("text_chunk_mapper", max_len=3, split_pattern="^"), "abcdefgh") == [
+        "abc",
+        "def",
+        "gh",
+    ]
 
 
 def test_marks_are_part_of_words_and_separators_are_not_spaces() -> None:

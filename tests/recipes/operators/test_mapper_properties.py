@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.mapper_aids import changed, made, texts_of
+from recipes.mapper_aids import changed, create_mapper, texts_of
 from text_operators import LINK
 
 PLAIN_EMAIL = re.compile(r"[A-Za-z0-9.\-+_]+@[a-z0-9.\-+_]+\.[a-z]+")
@@ -36,7 +36,7 @@ def test_one_pass_normalises_all_spaces(text: str) -> None:
 
 @given(st.text(), st.integers(1, 9))
 def test_chunks_without_overlap_are_the_text(text: str, max_len: int) -> None:
-    pieces = texts_of(made("text_chunk_mapper", max_len=max_len, split_pattern=None), text)
+    pieces = texts_of(create_mapper("text_chunk_mapper", max_len=max_len, split_pattern=None), text)
     assert "".join(pieces) == text
     assert all(len(piece) == max_len for piece in pieces[:-1])
 
@@ -44,7 +44,7 @@ def test_chunks_without_overlap_are_the_text(text: str, max_len: int) -> None:
 @given(st.text(min_size=1), st.integers(2, 9), st.data())
 def test_chunks_overlap_the_previous_chunk(text: str, max_len: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(1, max_len - 1))
-    mapper = made("text_chunk_mapper", max_len=max_len, split_pattern="\n\n\n", overlap_len=overlap)
+    mapper = create_mapper("text_chunk_mapper", max_len=max_len, split_pattern="\n\n\n", overlap_len=overlap)
     pieces = texts_of(mapper, text.replace("\n", " "))
     for one, other in pairwise(pieces):
         assert one[-overlap:] == other[:overlap]
@@ -52,7 +52,7 @@ def test_chunks_overlap_the_previous_chunk(text: str, max_len: int, data: st.Dat
 
 @given(made_of("ab", "\n\n", " ", "\n"), st.integers(3, 9))
 def test_no_chunk_is_longer_than_max_len(text: str, max_len: int) -> None:
-    pieces = texts_of(made("text_chunk_mapper", max_len=max_len), text)
+    pieces = texts_of(create_mapper("text_chunk_mapper", max_len=max_len), text)
     assert all(len(piece) <= max_len for piece in pieces)
     assert "".join(pieces).replace("\n", "") == text.replace("\n", "")
 

@@ -14,7 +14,7 @@ import pytest
 
 from dovetail.recipes.operators.base import BadField
 from recipes.golden_aids import cases, errors, rows
-from recipes.mapper_aids import MAPPERS, changed, made, texts_of
+from recipes.mapper_aids import MAPPERS, changed, create_mapper, texts_of
 from waiting import LONG
 
 MEGABYTE = 1_000_000
@@ -47,7 +47,7 @@ def without_comments(text: str, *, eats: bool) -> str:
 
 @pytest.mark.parametrize("case", cases(kind="mapper"), ids=lambda case: case["name"])
 def test_all_golden_rows_have_the_texts_of_data_juicer(case: dict[str, Any]) -> None:
-    mapper = made(case["op"], **case["params"])
+    mapper = create_mapper(case["op"], **case["params"])
     different = []
     for row, golden in zip(rows(), case["rows"], strict=True):
         text = row["text"]
@@ -82,30 +82,30 @@ def test_errors_of_data_juicer_are_not_repeated(name: str, text: str, right: str
 )
 def test_configurations_that_data_juicer_refuses_are_refused_before_the_first_row(error: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|lists of one length"):
-        made(error["op"], **error["params"])
+        create_mapper(error["op"], **error["params"])
 
 
 @pytest.mark.parametrize("name", MAPPERS)
 def test_an_empty_text_remains_empty(name: str) -> None:
-    assert texts_of(made(name), "") == ([] if name == "text_chunk_mapper" else [""])
+    assert texts_of(create_mapper(name), "") == ([] if name == "text_chunk_mapper" else [""])
 
 
 @pytest.mark.parametrize("name", MAPPERS)
 @pytest.mark.parametrize("value", [None, 7, b"bytes", ["list"]], ids=str)
 def test_a_value_that_is_not_a_string_is_reported_with_its_type(name: str, value: object) -> None:
     with pytest.raises(BadField, match=f"'text' is {type(value).__name__}, not a string"):
-        made(name)({"text": value})
+        create_mapper(name)({"text": value})
 
 
 @pytest.mark.parametrize("name", MAPPERS)
 def test_a_missing_field_is_reported_with_the_existing_ones(name: str) -> None:
     with pytest.raises(BadField, match="no field 'text'; fields of the row: 'content'"):
-        made(name)({"content": "x"})
+        create_mapper(name)({"content": "x"})
 
 
 @pytest.mark.parametrize("name", MAPPERS)
 def test_the_text_may_be_in_another_field(name: str) -> None:
-    mapper = made(name)
+    mapper = create_mapper(name)
     mapper.text_key = "content"
     assert mapper.columns() == ("content",)
     given = mapper({"content": "Some text.", "text": 3})
@@ -126,7 +126,7 @@ STRANGE = {
 @pytest.mark.parametrize("kind", STRANGE)
 def test_unusual_texts_are_processed(name: str, kind: str) -> None:
     """With letters around them that must be there afterwards."""
-    for text in texts_of(made(name), f"before {STRANGE[kind]} after"):
+    for text in texts_of(create_mapper(name), f"before {STRANGE[kind]} after"):
         assert isinstance(text, str)
         assert name == "remove_header_mapper" or ("before" in text and "after" in text)
 
@@ -136,7 +136,7 @@ UNTOUCHED_SURROGATES = sorted({*MAPPERS} - {"clean_html_mapper", "fix_unicode_ma
 
 @pytest.mark.parametrize("name", UNTOUCHED_SURROGATES)
 def test_lone_surrogates_are_kept(name: str) -> None:
-    assert texts_of(made(name), "a\ud800b \udfff") == ["a\ud800b \udfff"]
+    assert texts_of(create_mapper(name), "a\ud800b \udfff") == ["a\ud800b \udfff"]
 
 
 NASTY = {
@@ -178,7 +178,7 @@ LONGEST = list(NASTY)[:7]
 @pytest.mark.parametrize("name", MAPPERS)
 def test_long_texts_of_any_kind_take_seconds(name: str) -> None:
     """Alone, and behind and before something that makes quick ways out impossible."""
-    mapper = made(name)
+    mapper = create_mapper(name)
     for kind, piece in NASTY.items():
         many, fewer = (piece * (size // len(piece)) for size in (MANY if kind in LONGEST else MANY // 5, MANY // 10))
         for text in (many, f"x: www.{fewer}", f"{fewer}@ :x/ % \n a.b\n1.1.1 "):
@@ -189,7 +189,7 @@ def test_long_texts_of_any_kind_take_seconds(name: str) -> None:
 
 @pytest.mark.parametrize("max_len", [None, 100])
 def test_a_megabyte_is_split_into_chunks_in_seconds(max_len: int | None) -> None:
-    mapper = made("text_chunk_mapper", max_len=max_len, split_pattern=" ")
+    mapper = create_mapper("text_chunk_mapper", max_len=max_len, split_pattern=" ")
     start = time.process_time()
     assert len(texts_of(mapper, "abcd " * (MEGABYTE // 5))) == (200_000 if max_len is None else 10_000)
     assert time.process_time() - start < 5
@@ -202,7 +202,7 @@ def test_a_link_with_many_full_stops_takes_linear_time() -> None:
 
 def test_html_with_too_many_open_elements_is_refused() -> None:
     with pytest.raises(BadField, match="200,000 elements of HTML are never closed"):
-        made("clean_html_mapper")({"text": "<div>" * 200_000})
+        create_mapper("clean_html_mapper")({"text": "<div>" * 200_000})
     closed = "<div>x</div>" * 50_000
     assert changed("clean_html_mapper", closed) == "x" * 50_000
     assert changed("clean_html_mapper", "a<br>" * 50_000) == "a" * 50_000
@@ -211,15 +211,15 @@ def test_html_with_too_many_open_elements_is_refused() -> None:
 def test_macros_that_expand_exponentially_are_refused() -> None:
     doubling = "".join(f"\\def\\m{number}{{\\m{number + 1} \\m{number + 1} }}\n" for number in range(40))
     with pytest.raises(BadField, match="exceed 10,000,000 characters"):
-        made("expand_macro_mapper")({"text": f"{doubling}\\m0 "})
+        create_mapper("expand_macro_mapper")({"text": f"{doubling}\\m0 "})
     many = "".join(f"\\def\\m{number}{{}}\n" for number in range(40_000))
     with pytest.raises(BadField, match="40,000 macros in a text of"):
-        made("expand_macro_mapper")({"text": many})
+        create_mapper("expand_macro_mapper")({"text": many})
 
 
 @pytest.mark.parametrize("case", cases(kind="mapper"), ids=lambda case: case["name"])
 def test_a_mapper_can_be_pickled_before_and_after_its_first_row(case: dict[str, Any]) -> None:
-    mapper = made(case["op"], **case["params"])
+    mapper = create_mapper(case["op"], **case["params"])
     text = rows()[10]["text"]
     for _ in range(2):
         travelled = pickle.loads(pickle.dumps(mapper))
@@ -228,10 +228,10 @@ def test_a_mapper_can_be_pickled_before_and_after_its_first_row(case: dict[str, 
 
 @pytest.mark.parametrize(("name", "module"), [("clean_html_mapper", "selectolax"), ("fix_unicode_mapper", "ftfy")])
 def test_packages_of_an_extra_are_imported_with_the_first_row(name: str, module: str) -> None:
-    assert (made(name).extra, made(name).needs) == ("recipes", (module,))
+    assert (create_mapper(name).extra, create_mapper(name).needs) == ("recipes", (module,))
     code = (
-        "import sys; from recipes.mapper_aids import made, texts_of; "
-        f"mapper = made({name!r}); print({module!r} in sys.modules); "
+        "import sys; from recipes.mapper_aids import create_mapper, texts_of; "
+        f"mapper = create_mapper({name!r}); print({module!r} in sys.modules); "
         f"texts_of(mapper, 'caf\xe9 <b>'); print({module!r} in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True, cwd=TESTS)

@@ -6,7 +6,7 @@ compared in a process of its own, whose greatest memory is asked for.
 
 How many are found is decided by the bands: a pair of similarity s has an equal one with a probability of
 1 - (1 - s**rows) ** bands. Those that Data-Juicer chooses for a threshold of 0.7 (25 of 10) weigh misses and false
-finds alike, and find 51 % of the pairs exactly at the threshold. Who wants nearly all writes more bands of fewer rows.
+finds alike, and find 51 % of the pairs exactly at the threshold. To find nearly all, use more bands of fewer rows.
 """
 
 from __future__ import annotations

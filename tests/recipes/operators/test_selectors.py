@@ -45,15 +45,15 @@ def with_values(values: list[Any]) -> list[dict[str, Any]]:
     return [{"a": value, "in": {"a": value}} for value in values]
 
 
-class Passes:
+class CountedPasses:
     """Rows that are created on every pass, and the number of passes."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.passes = 0
+        self.pass_count = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self.passes += 1
+        self.pass_count += 1
         return ({"a": number * 7919 % self.number, "text": "a" * 1000} for number in range(self.number))
 
 
@@ -150,14 +150,14 @@ def test_values_that_cannot_be_compared_are_reported() -> None:
 
 
 def test_topk_holds_only_topk_values() -> None:
-    source = Passes(20_000)
+    source = CountedPasses(20_000)
     operator = TopkSpecifiedFieldSelector(field_key="a", topk=5)
     tracemalloc.start()
     numbers = operator.select_rows(source)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [number * 7919 % 20_000 for number in numbers] == [19_999, 19_998, 19_997, 19_996, 19_995]
-    assert source.passes == 1
+    assert source.pass_count == 1
     assert most < 200_000
 
 
@@ -172,9 +172,9 @@ def test_topk_holds_only_topk_values() -> None:
     ids=lambda operator: type(operator).__name__,
 )
 def test_rows_are_read_once_and_pickling_changes_nothing(operator: Any) -> None:
-    source = Passes(1000)
+    source = CountedPasses(1000)
     numbers = list(operator.select_rows(source))
-    assert source.passes == 1
+    assert source.pass_count == 1
     assert list(pickle.loads(pickle.dumps(operator)).select_rows(source)) == numbers
 
 
@@ -264,7 +264,7 @@ def test_every_row_can_be_selected(total: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "parameters", "said"),
+    ("kind", "parameters", "message"),
     [
         (TopkSpecifiedFieldSelector, {"topk": 0}, "topk must be a whole number of at least 1, not 0"),
         (TopkSpecifiedFieldSelector, {"top_ratio": 1.5}, "top_ratio must be a number from 0 to 1, not 1.5"),
@@ -293,9 +293,9 @@ def test_every_row_can_be_selected(total: int, seed: int) -> None:
     ],
 )
 def test_invalid_values_are_reported_when_an_operator_is_created(
-    kind: Any, parameters: dict[str, Any], said: str
+    kind: Any, parameters: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         kind(**parameters)
 
 
