@@ -61,6 +61,7 @@ def test_a_second_signal_stops_now(place: CommandFolder) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "held")  # which never finishes its work in flight
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
+        until((place.folder / "held").exists, "the work that does not end has begun")
         started.process.send_signal(signal.SIGINT)
         until(lambda: "stopping at the next epoch" in started.err, "it drains")
         started.process.send_signal(signal.SIGINT)
