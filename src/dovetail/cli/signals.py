@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType, TracebackType
 
     import dovetail as dt
@@ -66,47 +67,17 @@ def _write_stderr(text: str) -> None:
         os.write(2, text.encode())  # print would fail if the signal interrupted another print
 
 
-class StopSignals:
-    """Counts SIGINT and SIGTERM within a `with` block; the second one raises KeyboardInterrupt."""
+class _SignalHandlers:
+    """Handlers of some signals within a `with` block, except of those that are ignored, as in a background job."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Iterable[int]) -> None:
         self.count = 0
+        self._numbers = tuple(numbers)
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a background job
-                self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _on_signal(self, *_: object) -> None:
-        self.count += 1
-        if self.count > 1:
-            raise KeyboardInterrupt
-
-
-class WorkerSignals:
-    """Counts Ctrl-C and SIGTERM within a `with` block."""
-
-    def __init__(self) -> None:
-        self.first_signal = 0
-        self.count = 0
-        self._before: dict[int, Any] = {}
-
-    @property
-    def exit_code(self) -> int:
-        """0 after a drain; after a second signal 143 for SIGTERM, else 130, as shells and service managers expect."""
-        if self.count < 2:
-            return 0
-        return 128 + (signal.SIGTERM if self.first_signal == signal.SIGTERM else signal.SIGINT)
-
-    def __enter__(self) -> Self:
-        for number in SIGNAL_NAMES:
-            if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a background job
+        for number in self._numbers:
+            if signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -115,5 +86,35 @@ class WorkerSignals:
             signal.signal(number, before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of handlers
-        self.first_signal = self.first_signal or number
         self.count += 1
+
+
+class StopSignals(_SignalHandlers):
+    """Counts SIGINT and SIGTERM within a `with` block; the second one raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        super().__init__((signal.SIGINT, signal.SIGTERM))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        super()._on_signal(number, frame)
+        if self.count > 1:
+            raise KeyboardInterrupt
+
+
+class WorkerSignals(_SignalHandlers):
+    """Counts Ctrl-C and SIGTERM within a `with` block."""
+
+    def __init__(self) -> None:
+        super().__init__(SIGNAL_NAMES)
+        self.first_signal = 0
+
+    @property
+    def exit_code(self) -> int:
+        """0 after a drain; after a second signal 143 for SIGTERM, else 130, as shells and service managers expect."""
+        if self.count < 2:
+            return 0
+        return 128 + (signal.SIGTERM if self.first_signal == signal.SIGTERM else signal.SIGINT)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.first_signal = self.first_signal or number
+        super()._on_signal(number, frame)
